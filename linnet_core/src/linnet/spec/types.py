@@ -32,6 +32,7 @@ class DType(StrEnum):
 
     @property
     def is_float(self) -> bool:
+        """Whether it is a floating-point type."""
         return self in _FLOATS
 
     @property
@@ -75,4 +76,5 @@ class TensorType:
 
     @property
     def rank(self) -> int:
+        """Number of axes."""
         return len(self.shape)
