@@ -1,0 +1,78 @@
+"""Development sessions: ``nox`` runs lint, types and tests; ``nox -l`` lists all of them.
+
+Each session makes its own environment and installs all that it needs.
+"""
+
+from pathlib import Path
+
+import nox
+
+nox.options.sessions = ["lint", "types", "tests"]
+nox.options.default_venv_backend = "venv"
+
+CORE = "linnet_core"
+PLUGINS = ["plugins/linnet_torch", "plugins/linnet_gguf", "plugins/linnet_hf"]
+PACKAGES = [CORE, *PLUGINS]
+SOURCES = [f"{package}/src" for package in PACKAGES]
+
+# The default wheel of later releases brings gigabytes of CUDA; this one is what we test with.
+TORCH = "torch==2.13.0"
+TESTING = ["pytest>=8", "hypothesis>=6.100"]
+
+
+def install(session: nox.Session, *packages: str, editable: bool = False) -> None:
+    """Install our packages together, so that they find each other and not an index's."""
+    flags = [
+        flag for package in packages for flag in (["-e"] if editable else []) + [f"./{package}"]
+    ]
+    session.install(TORCH, *flags)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """A real model answers a prompt: fetches 93 MB on the first run."""
+    install(session, CORE, "plugins/linnet_torch", "plugins/linnet_gguf")
+    prompt = session.posargs or ["What is the capital of France?"]
+    session.run("linnet", "run", "smollm2-135m-instruct", *prompt)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The default suite, on a CPU: under 20 minutes on two cores."""
+    install(session, *PACKAGES)
+    session.install(*TESTING)
+    session.run("pytest", "-m", "not slow", *session.posargs)
+
+
+@nox.session
+def slow(session: nox.Session) -> None:
+    """What takes minutes, gigabytes or a peer engine."""
+    install(session, *PACKAGES)
+    session.install(*TESTING)
+    session.run("pytest", "-m", "slow", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff: rules and formatting."""
+    session.install("ruff==0.17.6")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Mypy, strict, over our packages."""
+    install(session, *PACKAGES, editable=True)
+    session.install("mypy==2.4.1")
+    session.run("mypy", *SOURCES)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The documents' links lead somewhere, and their code runs."""
+    install(session, *PACKAGES)
+    session.install(*TESTING)
+    documents = [str(path) for path in Path("docs").glob("*.md")]
+    session.log(f"checking README.md and {len(documents)} documents")
+    session.run("pytest", "tests/test_documents.py", *session.posargs)
