@@ -1,0 +1,40 @@
+"""What the commands print with: results on stdout, everything else on stderr."""
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Set
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+
+def print_json(value: Any) -> None:
+    """Print a result as JSON, the only thing on stdout under ``--json``.
+
+    Dataclasses become objects, sets become sorted lists, paths strings. JSON has no infinities
+    and no NaN: they become null.
+    """
+    print(json.dumps(_plain(value), indent=2, ensure_ascii=False))
+
+
+def note(message: str) -> None:
+    """Tell the user something that is not the result."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Set):
+        return sorted(_plain(item) for item in value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):  # a NumPy array or number, without importing NumPy to ask
+        return _plain(value.tolist())
+    return str(value)
