@@ -3,6 +3,9 @@
 A descriptor is cheap to make and to list. What it describes is a class or function named by
 ``target`` (``"package.module:name"``), imported by ``linnet.plugins.manager`` on first use.
 The interfaces those targets must have are in ``linnet.plugins.interfaces``.
+
+Every descriptor states ``api_version``, the number its author built against, as a literal. It has
+no default: one taken from here would always agree with the Linnet that is installed.
 """
 
 from dataclasses import dataclass, field
@@ -37,7 +40,7 @@ class Family:
     name: str
     target: str
     model_types: tuple[str, ...]
-    api_version: int = API_VERSION
+    api_version: int = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Format:
     target: str
     suffixes: tuple[str, ...] = ()
     markers: tuple[str, ...] = ()
-    api_version: int = API_VERSION
+    api_version: int = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class Backend:
     extra: str = ""
     priority: int = 0
     reference_priority: int = 0
-    api_version: int = API_VERSION
+    api_version: int = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class Exporter:
     dtypes: tuple[str, ...]
     requires: tuple[str, ...] = ()
     extra: str = ""
-    api_version: int = API_VERSION
+    api_version: int = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class BenchMethod:
     dtypes: tuple[str, ...]
     requires: tuple[str, ...] = ()
     extra: str = ""
-    api_version: int = API_VERSION
+    api_version: int = field(kw_only=True)
     notes: tuple[str, ...] = field(default=())
 
 
