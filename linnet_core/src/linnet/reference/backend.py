@@ -49,8 +49,7 @@ class ReferenceSession:
             raise UnavailableError("this model states no longest sequence: give max_seq")
         kind = DTYPES[dtype]
         parameters = {
-            path: cast(parameter.read(), kind, path)
-            for path, parameter in model.parameters.items()
+            path: cast(parameter.read(), kind, path) for path, parameter in model.parameters.items()
         }
         for parameter in model.program.parameters:
             if parameter.tied_to is not None:
@@ -64,9 +63,7 @@ class ReferenceSession:
             for state in model.program.states
         }
         self._model = model
-        self._interpreter: Interpreter | None = Interpreter(
-            model.program, parameters, states, kind
-        )
+        self._interpreter: Interpreter | None = Interpreter(model.program, parameters, states, kind)
         self._threads = options.threads
         self.granted = Granted(
             backend="reference",
