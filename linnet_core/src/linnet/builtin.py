@@ -1,0 +1,57 @@
+"""What Linnet offers without any plugin installed, as a plugin like any other."""
+
+from linnet.plugins.descriptors import API_VERSION, Backend, Capability, Family, Format
+from linnet.plugins.hookspecs import hookimpl
+
+
+@hookimpl
+def linnet_register_models() -> list[Family]:
+    """The families of ``linnet.models``."""
+    return [
+        Family(
+            name="llama",
+            target="linnet.models.llama:Llama",
+            model_types=("llama",),
+            api_version=API_VERSION,
+        )
+    ]
+
+
+@hookimpl
+def linnet_register_formats() -> list[Format]:
+    """A Transformers folder with safetensors, or one such file."""
+    return [
+        Format(
+            name="safetensors",
+            target="linnet.weights.folder:SafetensorsFormat",
+            suffixes=(".safetensors",),
+            markers=("*.safetensors", "*.safetensors.index.json"),
+            api_version=API_VERSION,
+        )
+    ]
+
+
+@hookimpl
+def linnet_register_backends() -> list[Backend]:
+    """The NumPy reference: always there, and the last choice for running a model."""
+    return [
+        Backend(
+            name="reference",
+            target="linnet.reference.backend:ReferenceBackend",
+            title="NumPy reference",
+            modes=("numpy",),
+            devices=("cpu",),
+            dtypes=("f32", "f64"),
+            capabilities=frozenset(
+                {
+                    Capability.FORWARD,
+                    Capability.CACHE,
+                    Capability.CHOICE,
+                    Capability.REFERENCE,
+                }
+            ),
+            priority=-100,
+            reference_priority=-100,
+            api_version=API_VERSION,
+        )
+    ]
