@@ -10,8 +10,8 @@ command, or the group of commands, to the app::
         app.add_typer(group, name="nest")
 
 Every one of these modules is imported for ``linnet --help``, so at its top it imports the standard
-library, ``typer``, ``linnet.errors`` and ``linnet.cli.output``, and nothing else: what does the
-work is imported inside the function that does it. A test holds this.
+library, ``typer``, ``linnet.errors`` and modules of ``linnet.cli``, and nothing else: what does
+the work is imported inside the function that does it. A test holds this.
 
 A command prints its result on stdout and everything else (notes, progress) on stderr; its
 ``--json`` prints one JSON value and nothing else. It raises ``LinnetError`` for a failure, which
@@ -21,6 +21,7 @@ status 2. An interrupt is status 130.
 
 import os
 import sys
+from contextlib import redirect_stdout
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Annotated
@@ -55,15 +56,31 @@ def build_app() -> typer.Typer:
 def main_options(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    strict_plugins: Annotated[
+        bool, typer.Option("--strict-plugins", help="Stop with status 2 at a broken plugin.")
+    ] = False,
 ) -> None:
     """A model's architecture written once: run it, export it, measure it."""
+    broken = report_broken_plugins()
+    if broken and strict_plugins:
+        raise typer.Exit(2)
     if version:
         from linnet import __version__
 
         typer.echo(f"linnet {__version__}")
-        raise typer.Exit
-    if context.invoked_subcommand is None:
+    elif context.invoked_subcommand is None:
         context.fail("Missing command.")
+
+
+def report_broken_plugins() -> int:
+    """Load the plugins, with a line on stderr for each broken one; how many there are."""
+    from linnet.plugins.manager import plugin_manager
+
+    with redirect_stdout(sys.stderr):  # a plugin that prints as it is imported spoils no --json
+        manager = plugin_manager()
+    for plugin in manager.broken:
+        note(f"warning: {plugin}")
+    return len(manager.broken)
 
 
 def main() -> int:

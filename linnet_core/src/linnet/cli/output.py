@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -38,3 +38,12 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):  # a NumPy array or number, without importing NumPy to ask
         return _plain(value.tolist())
     return str(value)
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows in columns as wide as they need to be, the last one as it comes."""
+    lines = [header, *rows]
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)][:-1]
+    for *cells, last in lines:
+        padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+        print("  ".join([*padded, last]).rstrip())
