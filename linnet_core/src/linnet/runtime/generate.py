@@ -118,9 +118,9 @@ def generate(
     """Generate for every prompt; the iterator runs the session, and gives text as it comes.
 
     All prompts are checked at once, before any work. A prompt that fits, but not with
-    ``max_new_tokens``, gets what fits and ends with ``length``. Every prompt is sampled as if it were alone, so the
-    same prompt twice gives the same answer twice. ``reuse_prefix`` skips tokens that a row holds
-    already from an earlier call.
+    ``max_new_tokens``, gets what fits and ends with ``length``. Every prompt is sampled as if it
+    were alone, so the same prompt twice gives the same answer twice. ``reuse_prefix`` skips
+    tokens that a row holds already from an earlier call.
     """
     max_seq = session.granted.max_seq
     for prompt in prompts:
