@@ -1,0 +1,1 @@
+"""GGUF checkpoints for Linnet, read into the Transformers dialect."""

@@ -1,0 +1,74 @@
+"""Reading tensors: plain types as views of the file, blocks decoded to f32.
+
+The arithmetic of the blocks is the ``gguf`` library's. Knows nothing of what a tensor is for.
+"""
+
+import mmap
+from typing import Any
+
+import numpy as np
+
+from linnet.spec.types import DType
+from linnet.weights.checkpoint import Array
+from linnet_gguf.container import Container, TensorInfo
+
+CHUNK = 1 << 17
+"""Numbers decoded at a time: large enough for NumPy, small enough that temporaries stay in cache
+and add nothing to the peak."""
+
+
+def read_tensor(container: Container, info: TensorInfo, order: Array | None = None) -> Array:
+    """A tensor of ``info.shape`` and ``info.encoding.dtype``.
+
+    ``order`` takes the rows of a matrix, or the entries of a vector, in another order: row i is
+    the file's row ``order[i]``. A plain tensor in the file's order is a read-only view of it.
+    """
+    if info.encoding.is_plain:
+        values = np.frombuffer(
+            container.data, _numpy_dtype(info.encoding.dtype), offset=info.offset,
+            count=info.nbytes // info.encoding.block_bytes,
+        ).reshape(info.shape)  # fmt: skip
+        if order is not None:
+            return values[order]
+        return values if values.flags.aligned else values.copy()
+    return _decode(container, info, order)
+
+
+def _decode(container: Container, info: TensorInfo, order: Array | None) -> Array:
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    encoding = info.encoding
+    kind = GGMLQuantizationType(encoding.number)
+    if order is not None and len(info.shape) == 1:
+        # Blocks run across what is to be reordered.
+        return _decode(container, info, None)[order]
+    width = info.shape[-1]
+    stored = np.frombuffer(container.data, np.uint8, info.nbytes, info.offset)
+    stored = stored.reshape(-1, width // encoding.block * encoding.block_bytes)
+    result = np.empty((len(stored), width), np.float32)
+    step = max(1, CHUNK // width)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for start in range(0, len(stored), step):
+            rows = slice(start, start + step)
+            chunk = stored[rows] if order is None else stored[order[rows]]
+            # As one long row: the library works through 16 rows at a time otherwise.
+            decoded = dequantize(chunk.reshape(1, -1), kind)
+            result[rows] = decoded.reshape(-1, width)
+    _forget(container.data, info)
+    return result.reshape(info.shape)
+
+
+def _forget(data: mmap.mmap, info: TensorInfo) -> None:
+    """Let go of the file's pages, which would otherwise count as this process's memory."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        start = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        data.madvise(mmap.MADV_DONTNEED, start, info.offset + info.nbytes - start)
+
+
+def _numpy_dtype(dtype: DType) -> "np.dtype[Any]":
+    if dtype is DType.BF16:
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype("<f4" if dtype is DType.F32 else "<f2")
