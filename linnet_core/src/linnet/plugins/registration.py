@@ -27,7 +27,6 @@ from linnet.plugins.descriptors import (
     Format,
 )
 from linnet.plugins.discovery import BrokenPlugin, FoundPlugin, LoadedPlugin, Stage
-from linnet.spec.types import DType
 
 HOOKS: dict[str, type[Descriptor]] = {
     "linnet_register_models": Family,
@@ -45,7 +44,8 @@ KINDS: dict[type[Descriptor], str] = {
 }
 """What each kind of descriptor is called in messages."""
 
-RUN_DTYPES = frozenset(str(dtype) for dtype in DType if dtype.is_float and dtype != DType.FLOAT)
+RUN_DTYPES = frozenset({"f64", "f32", "f16", "bf16"})
+"""The float types of ``linnet.spec.types``, which costs too much to import for a list of them."""
 _NAME = re.compile(r"[a-z0-9]+([._-][a-z0-9]+)*")
 _DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 _TARGET = re.compile(f"{_DOTTED}:{_DOTTED}")
