@@ -41,7 +41,7 @@ def test_a_template_that_is_not_jinja():
 def test_a_template_that_fails():
     with pytest.raises(RequestError, match="failed on these messages: ZeroDivisionError"):
         render("{{ 1 / 0 }}")
-    with pytest.raises(RequestError, match="refused these messages: .*no element 5"):
+    with pytest.raises(RequestError, match=r"refused these messages: .*no element 5"):
         render("{{ messages[5].content.x }}")
 
 

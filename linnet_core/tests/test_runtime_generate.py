@@ -256,7 +256,7 @@ def test_what_does_not_fit_is_capped():
 
 def test_one_bad_prompt_stops_all_before_any_work():
     session = Counting(rows=2)
-    with pytest.raises(RequestError, match="prompt token 1 is 136; .* from 0 to 135"):
+    with pytest.raises(RequestError, match=r"prompt token 1 is 136; .* from 0 to 135"):
         make(session).generate_many([[1], [1, 136]])
     assert session.calls == []
 
@@ -368,7 +368,7 @@ def test_without_a_tokenizer_ids_go_in_and_out():
     result = model.generate([5], max_new_tokens=3)
     assert (result.tokens, result.text) == (by_hand([5], 3), "")
     assert model.end_ids == {7: ("config.eos_token_id",)}
-    with pytest.raises(RequestError, match="the prompt must be token ids: .* no tokenizer"):
+    with pytest.raises(RequestError, match=r"the prompt must be token ids: .* no tokenizer"):
         model.generate("Hi")
     with pytest.raises(RequestError, match="stop texts need a tokenizer"):
         model.generate([5], stop="x")

@@ -82,7 +82,7 @@ def test_an_option_wins(machine):
 
 @pytest.mark.parametrize("option", [0, -1, True, 1.5])
 def test_an_option_is_a_whole_number_from_one(option):
-    with pytest.raises(RequestError, match="threads is .* 1 or more"):
+    with pytest.raises(RequestError, match=r"threads is .* 1 or more"):
         thread_budget(option)
 
 

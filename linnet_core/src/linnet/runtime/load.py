@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from linnet.errors import CheckpointError, ConfigError, UnavailableError
+from linnet.errors import CheckpointError, ConfigError, PluginError, UnavailableError
 from linnet.plugins.descriptors import Backend, Capability, Family, Format
 from linnet.plugins.interfaces import BackendInterface, LoadOptions
 from linnet.runtime.threads import thread_budget
@@ -58,9 +58,11 @@ def load(
         raise UnavailableError(f"rows is {rows}; it must be 1 or more")
     budget = thread_budget(threads)
     manager = plugin_manager()
-    chosen, implementation = _backend(manager, backend)
+    if backend is not None:
+        manager.backend(backend)  # a wrong name is found before a model is fetched
     bound = bind(model, report=report)
     context, notes = _context(bound, max_seq)
+    chosen, implementation, passed_over = _backend(manager, backend)
     options = LoadOptions(
         mode=mode,
         dtype=dtype,
@@ -70,7 +72,8 @@ def load(
         threads=budget,
         numerics=numerics,
     )
-    return Model(bound, implementation.load(bound, options), chosen, notes)
+    session = implementation.load(bound, options)
+    return Model(bound, session, chosen, (*passed_over, *notes))
 
 
 def bind(model: str | Path, *, report: Callable[[str], None] | None = None) -> "BoundModel":
@@ -99,18 +102,25 @@ def _format(manager: "PluginManager", path: Path) -> Format:
     if found:
         names = ", ".join(sorted(descriptor.name for descriptor in found))
         raise CheckpointError(f"{path} holds checkpoints of {names}; name the file that you mean")
+    if any(name.endswith(".gguf") for name in _names(path)):
+        manager.format("gguf")  # says why it is not there, and what to install
     known = "; ".join(
         f"{descriptor.name} ({', '.join((*descriptor.suffixes, *descriptor.markers))})"
-        for descriptor in sorted(formats, key=lambda descriptor: descriptor.name)
+        for descriptor in formats
     )
-    missing = "" if "gguf" in manager.formats else '; GGUF needs pip install "linnet[gguf]"'
-    raise CheckpointError(f"{path} is no checkpoint that can be read: known are {known}{missing}")
+    raise CheckpointError(
+        f"{path} is not a checkpoint of any installed format{_suspects(manager)}; known: {known}"
+    )
+
+
+def _names(path: Path) -> list[str]:
+    return [entry.name for entry in path.iterdir()] if path.is_dir() else [path.name]
 
 
 def _matches(descriptor: Format, path: Path) -> bool:
     if path.is_dir():
-        names = [entry.name for entry in path.iterdir()]
-        return any(fnmatch(name, marker) for name in names for marker in descriptor.markers)
+        markers = descriptor.markers
+        return any(fnmatch(name, marker) for name in _names(path) for marker in markers)
     return path.name.lower().endswith(descriptor.suffixes)
 
 
@@ -123,30 +133,41 @@ def _family(manager: "PluginManager", checkpoint: "Checkpoint") -> Family:
             return family
     known = ", ".join(sorted(name for family in families for name in family.model_types))
     raise ConfigError(
-        f"no installed family has model_type {model_type!r}, which {checkpoint.location} states; "
-        f"known are {known}"
+        f"no installed family has the model_type {model_type!r} of {checkpoint.location}"
+        f"{_suspects(manager)}; known: {known}"
     )
 
 
-def _backend(manager: "PluginManager", name: str | None) -> tuple[Backend, BackendInterface]:
-    """The backend asked for, or the first that can generate here."""
+def _suspects(manager: "PluginManager") -> str:
+    """What may be missing for a plugin's fault: a broken one does not say what it would offer."""
+    broken = "; ".join(map(str, manager.broken))
+    return f" (it may be what a broken plugin offers: {broken})" if broken else ""
+
+
+def _backend(
+    manager: "PluginManager", name: str | None
+) -> tuple[Backend, BackendInterface, list[str]]:
+    """The backend asked for, or the first that can generate here; and why not an earlier one."""
     if name is not None:
         descriptor = manager.backend(name)
         implementation: BackendInterface = manager.implementation(descriptor)
         probe = implementation.probe()
         if not probe.available:
             raise UnavailableError(f"the {name} backend is not available: {probe.detail}")
-        return descriptor, implementation
-    reasons = []
+        return descriptor, implementation, []
+    passed_over: list[str] = []
     for descriptor in _by_priority(list(manager.backends.values())):
-        implementation = manager.implementation(descriptor)
+        try:
+            implementation = manager.implementation(descriptor)
+        except PluginError as error:
+            passed_over.append(f"not using the {descriptor.name} backend: {error}")
+            continue
         probe = implementation.probe()
         if probe.available:
-            return descriptor, implementation
-        reasons.append(f"{descriptor.name}: {probe.detail}")
-    raise UnavailableError(
-        "no backend can generate here: " + ("; ".join(reasons) or "none is installed")
-    )
+            return descriptor, implementation, passed_over
+        passed_over.append(f"not using the {descriptor.name} backend: {probe.detail}")
+    reasons = "; ".join(passed_over) or "none is installed"
+    raise UnavailableError(f"no backend can generate here{_suspects(manager)}: {reasons}")
 
 
 def _by_priority(backends: Sequence[Backend]) -> list[Backend]:

@@ -43,7 +43,8 @@ class Model:
         self.bound = bound
         self.session = session
         self.backend = backend
-        self.notes = (*bound.checkpoint.notes, *bound.notes, *session.granted.notes, *notes)
+        told = (*bound.checkpoint.notes, *bound.notes, *session.granted.notes, *notes)
+        self.notes = tuple(dict.fromkeys(told))
         """What a user should be told: of the checkpoint, its config, and what was granted."""
         self._cache = RowCache(session.granted.rows)
         self._lock = threading.Lock()
