@@ -39,3 +39,7 @@ class SourceError(LinnetError):
 
 class RequestError(LinnetError):
     """A generation request is not valid: a bad sampling option, an empty or over-long prompt."""
+
+
+class ComparisonError(LinnetError):
+    """Two outputs cannot be compared: their shapes differ, or the reference is not finite."""
