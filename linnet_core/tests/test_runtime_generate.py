@@ -381,6 +381,7 @@ def test_chat_goes_through_the_template():
     model = make(session, text=text)
     encoded = model.tokenizer.encode("é" + "STOP", add_special_tokens=False)
     message = [{"role": "user", "content": "é"}]
+    assert model.chat_ids(message) == encoded
     assert model.chat(message, max_new_tokens=2).tokens == by_hand(encoded, 2)
     with model.chat_stream(message, max_new_tokens=2) as stream:
         assert "".join(stream) == stream.generation.text

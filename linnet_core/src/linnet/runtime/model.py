@@ -121,9 +121,7 @@ class Model:
 
         Raises RequestError when the checkpoint has no chat template, or it refuses the messages.
         """
-        return self.generate(
-            self.tokenizer.encode_chat(messages), reuse_prefix=reuse_prefix, **options
-        )
+        return self.generate(self.chat_ids(messages), reuse_prefix=reuse_prefix, **options)
 
     def chat_stream(
         self,
@@ -133,9 +131,11 @@ class Model:
         **options: Unpack[SamplingFields],
     ) -> "Stream":
         """As ``chat``, a piece of text at a time."""
-        return self.stream(
-            self.tokenizer.encode_chat(messages), reuse_prefix=reuse_prefix, **options
-        )
+        return self.stream(self.chat_ids(messages), reuse_prefix=reuse_prefix, **options)
+
+    def chat_ids(self, messages: "Sequence[Message]") -> list[int]:
+        """The token ids that ``chat`` answers: exactly those of Transformers' chat call."""
+        return self.tokenizer.encode_chat(messages)
 
     def source(self) -> str:
         """The source that the backend generated. Raises UnavailableError where there is none."""
