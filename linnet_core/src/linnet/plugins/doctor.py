@@ -73,6 +73,8 @@ def _findings(manager: PluginManager, name: str | None) -> Iterator[Finding]:
         if asked(plugin.found):
             for descriptor in plugin.offers:
                 yield _examine(manager, plugin.found, descriptor)
+            if not plugin.offers:
+                yield Finding(plugin.found, "plugin", Health.OK, "offers nothing here")
     for disabled in manager.disabled:
         if asked(disabled):
             yield Finding(disabled, "plugin", Health.DISABLED, f"{DISABLED} names it")
