@@ -66,9 +66,9 @@ def _forget(data: mmap.mmap, info: TensorInfo) -> None:
         data.madvise(mmap.MADV_DONTNEED, start, info.offset + info.nbytes - start)
 
 
-def _numpy_dtype(dtype: DType) -> "np.dtype[Any]":
-    if dtype is DType.BF16:
-        import ml_dtypes
+def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
+    import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype("<f4" if dtype is DType.F32 else "<f2")
+    kinds = {DType.F32: "<f4", DType.F16: "<f2", DType.BF16: ml_dtypes.bfloat16}
+    found: np.dtype[Any] = np.dtype(kinds[dtype])
+    return found
