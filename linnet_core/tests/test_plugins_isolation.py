@@ -41,6 +41,11 @@ CASES: dict[str, tuple[str, str]] = {
         "raise RuntimeError('one\\ntwo\\n\\nthree')",
         "RuntimeError: one two three",
     ),
+    "unprintable": (
+        "class Odd(Exception):\n    def __str__(self): 1 / 0\nraise Odd",
+        "is not used: Odd (see",
+    ),
+    "long": ("raise ValueError('y' * 10_000)", "ValueError: " + "y" * 500 + "... (see"),
     "wrong_argument": (
         HEAD + "@hookimpl\ndef linnet_register_backends(config): return []",
         "linnet_register_backends takes no arguments, but is linnet_register_backends(config)",

@@ -1,6 +1,7 @@
 """``linnet inspect MODEL``: what a model is, without running it."""
 
 from collections import Counter
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -79,9 +80,8 @@ def generated_source(bound: "BoundModel", name: str) -> str:
     if hasattr(implementation, "source"):
         text: str | None = implementation.source(bound, options)
     else:
-        session = implementation.load(bound, options)
-        text = session.source()
-        session.close()
+        with closing(implementation.load(bound, options)) as session:
+            text = session.source()
     if text is None:
         raise UnavailableError(f"the {name} backend showed no source for this model")
     return text

@@ -19,6 +19,8 @@ GROUP = "linnet"
 DISABLED = "LINNET_DISABLE_PLUGINS"
 """The environment variable that names plugins to leave alone, separated by commas."""
 UNKNOWN = "unknown distribution"
+LONGEST = 500
+"""Characters of a plugin's own message that one line repeats."""
 
 
 class Stage(StrEnum):
@@ -79,8 +81,13 @@ class BrokenPlugin:
 
 
 def one_line(error: BaseException) -> str:
-    """An error's type and message on one line."""
-    message = " ".join(str(error).split())
+    """An error's type and message on one line, whatever the message holds."""
+    try:
+        message = " ".join(str(error).split())
+    except Exception:  # its own __str__ is broken as well
+        message = ""
+    if len(message) > LONGEST:
+        message = message[:LONGEST] + "..."
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
