@@ -13,7 +13,7 @@ from typing import Any
 
 from linnet.errors import PluginError
 from linnet.plugins.descriptors import Backend, Descriptor, Exporter, Family, Format
-from linnet.plugins.discovery import DISABLED, FoundPlugin
+from linnet.plugins.discovery import DISABLED, FoundPlugin, one_line
 from linnet.plugins.interfaces import (
     BackendInterface,
     BenchMethodInterface,
@@ -107,7 +107,7 @@ def _examine(manager: PluginManager, found: FoundPlugin, descriptor: Descriptor)
 
 def _failure(found: FoundPlugin, subject: str, error: BaseException) -> Finding:
     trace = "".join(traceback.format_exception(error))
-    return Finding(found, subject, Health.BROKEN, f"{type(error).__name__}: {error}", trace)
+    return Finding(found, subject, Health.BROKEN, one_line(error), trace)
 
 
 def _check_interface(subject: str, descriptor: Descriptor, implementation: Any) -> None:

@@ -85,7 +85,8 @@ class Session(Protocol):
     """
 
     @property
-    def granted(self) -> Granted: ...
+    def granted(self) -> Granted:
+        """What this session really is."""
 
     def run(self, entry: str, inputs: Mapping[str, Array]) -> Array:
         """Run one entry. Logits come back as float32, tokens as int32.
