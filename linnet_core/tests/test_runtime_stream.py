@@ -99,14 +99,14 @@ def test_byte_fallback_replaces_bad_bytes_only(ids):
     """Equal to the full decode, but for runs of byte tokens that are not UTF-8."""
     names = {PIECES.token_id(f"<0x{byte:02X}>"): byte for byte in range(256)}
     expected, run, broken = "", b"", False
-    for token in [*ids, None]:
+    for token in [*(i for i in ids if i > 2), None]:  # special tokens are not there at all
         if token in names:
             run += bytes([names[token]])
             continue
         text = run.decode("utf-8", "replace")
         broken |= text.encode() != run
         expected, run = expected + text, b""
-        if token is not None and token > 2:
+        if token is not None:
             # A comma in front takes the place of the text's start.
             comma = PIECES.token_id(",")
             expected += PIECES.decode([comma, token])[1:]
