@@ -1,9 +1,11 @@
 """Binding: every parameter gets exactly one tensor that fits, and every tensor is used."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from linnet.errors import BindingError
 from linnet.spec.program import Program
 from linnet.spec.types import DType
 from linnet.weights.checkpoint import Array, Checkpoint
@@ -35,3 +37,77 @@ class BoundModel:
     max_positions: int | None
     describe: Mapping[str, Any]
     notes: tuple[str, ...] = ()
+
+
+_SHOWN = 8  # how many names of a kind an error lists
+
+
+def bind_parameters(
+    program: Program,
+    checkpoint: Checkpoint,
+    *,
+    ignore: Sequence[str] = (),
+    prefixes: Sequence[str] = ("",),
+) -> dict[str, BoundParameter]:
+    """Every untied parameter's tensor, in stored dtype.
+
+    ``ignore`` are patterns of tensor names that a family leaves unused on purpose. ``prefixes``
+    are what a file may leave off every name: with ``("", "model.")`` a tensor ``norm.weight``
+    can be the parameter ``model.norm.weight``; one prefix holds for the whole file.
+
+    Raises BindingError listing all that is missing, unused or of another shape.
+    """
+    wanted = {p.path: p for p in program.parameters if p.tied_to is None}
+    tied = {p.path for p in program.parameters if p.tied_to is not None}
+    names = {
+        name
+        for name in checkpoint.tensors
+        if not any(re.fullmatch(pattern, name) for pattern in ignore)
+    }
+    prefix = max(prefixes, key=lambda p: len(wanted.keys() & {p + name for name in names}))
+    found = {prefix + name: name for name in names}
+    # A head's own name carries no prefix even in a file whose other names lack theirs.
+    found |= {name: name for name in names if name in wanted or name in tied}
+    used = {found[path] for path in (*wanted, *tied) if path in found}
+
+    if not wanted.keys() & found.keys():
+        raise BindingError(
+            f"no tensor of {checkpoint.location} has a name that this family expects: it has "
+            f"{_some(sorted(names))}; the family expects {_some(list(wanted))}"
+        )
+    problems = []
+    missing = [path for path in wanted if path not in found]
+    if missing:
+        problems.append(f"missing: {_some(missing)}")
+    unused = sorted(names - used)
+    if unused:
+        hint = ""
+        if any(name.endswith(".bias") for name in unused):
+            hint = " (does the config leave out attention_bias or mlp_bias?)"
+        problems.append(f"not used by the family: {_some(unused)}{hint}")
+    misfits = []
+    for path, parameter in wanted.items():
+        if path not in found:
+            continue
+        tensor = checkpoint.tensors[found[path]]
+        if tensor.shape != parameter.shape:
+            turned = " (it is transposed)" if tensor.shape == parameter.shape[::-1] else ""
+            misfits.append(
+                f"{found[path]} is {list(tensor.shape)}, not {list(parameter.shape)}{turned}"
+            )
+        elif not tensor.dtype.is_float:
+            misfits.append(f"{found[path]} is {tensor.dtype}, not a float type")
+    if misfits:
+        problems.append(f"do not fit the config: {_some(misfits)}")
+    if problems:
+        raise BindingError(f"{checkpoint.location} does not fit: {'; '.join(problems)}")
+    return {
+        path: BoundParameter(path, tensor.shape, tensor.dtype, tensor.read)
+        for path in wanted
+        for tensor in [checkpoint.tensors[found[path]]]
+    }
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,47 @@
+"""Deciding whether two parameters are one: from the tensors, checked against the config's flag."""
+
+import numpy as np
+
+from linnet.errors import BindingError
+from linnet.weights.checkpoint import Checkpoint, StoredTensor
+
+
+def is_tied(
+    checkpoint: Checkpoint, *, parameter: str, tied_to: str, flag: bool | None
+) -> tuple[bool, str | None]:
+    """Whether ``parameter`` shares the values of ``tied_to``, and a note if that needs saying.
+
+    The flag is the config's ``tie_word_embeddings``; None where it does not state it. Raises
+    BindingError where flag and tensors contradict each other.
+    """
+    head, embedding = _find(checkpoint, parameter), _find(checkpoint, tied_to)
+    if head is None:
+        if flag is False:
+            raise BindingError(
+                f"the config says that {parameter} is not tied (tie_word_embeddings is false), "
+                "but the checkpoint has no such tensor; set it to true if the model ties them"
+            )
+        if flag is None:
+            return True, f"no {parameter} and no tie_word_embeddings: taken as tied to {tied_to}"
+        return True, None
+    if flag is None:
+        return False, f"no tie_word_embeddings: untied, since the checkpoint has {parameter}"
+    if flag is False:
+        return False, None
+    if embedding is not None and not _equal(head, embedding):
+        raise BindingError(
+            f"the config says that {parameter} is tied to {tied_to} (tie_word_embeddings is "
+            "true), but the checkpoint has both and they differ; set it to false to use both"
+        )
+    return True, f"{parameter} is stored as well as {tied_to}, with equal values"
+
+
+def _find(checkpoint: Checkpoint, path: str) -> StoredTensor | None:
+    """A tensor by its path, or by its path without the model's prefix."""
+    return checkpoint.tensors.get(path) or checkpoint.tensors.get(path.removeprefix("model."))
+
+
+def _equal(one: StoredTensor, other: StoredTensor) -> bool:
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    return bool(np.array_equal(one.read().view(np.uint8), other.read().view(np.uint8)))
