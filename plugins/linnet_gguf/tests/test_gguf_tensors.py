@@ -146,7 +146,7 @@ def test_blocks_are_decoded_as_defined(name: str, tmp_path: Path) -> None:
     encoding = container.tensors["t"].encoding
     blocks = raw.reshape(-1, encoding.block_bytes)
     expected = np.array([list(DEFINITIONS[name](block.tobytes())) for block in blocks])
-    result = read_tensor(container, container.tensors["t"])
+    result = read_tensor(container.data, container.tensors["t"])
     assert result.dtype == np.float32
     np.testing.assert_allclose(result, expected.reshape(3, 512), rtol=1e-6, atol=1e-4)
 
@@ -164,23 +164,23 @@ def test_chunks_and_row_orders_do_not_change_values(tmp_path: Path) -> None:
     container = write(tmp_path / "t.gguf", "t", raw, "q8_0")
     info = container.tensors["t"]
     whole = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType.Q8_0)
-    np.testing.assert_array_equal(read_tensor(container, info), whole)
+    np.testing.assert_array_equal(read_tensor(container.data, info), whole)
     order = np.random.default_rng(0).permutation(rows)
-    np.testing.assert_array_equal(read_tensor(container, info, order), whole[order])
+    np.testing.assert_array_equal(read_tensor(container.data, info, order), whole[order])
 
 
 def test_plain_types_keep_their_bits(tmp_path: Path) -> None:
     bits = np.array([[0x0001, 0x8000, 0x7F80], [0x3F80, 0xC2C8, 0x0080]], np.uint16)
     container = write(tmp_path / "b.gguf", "t", bits.view(np.uint8), "bf16")
-    values = read_tensor(container, container.tensors["t"])
+    values = read_tensor(container.data, container.tensors["t"])
     assert values.dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(values.view(np.uint16), bits)
     for dtype in (np.float32, np.float16):
         values = np.arange(6, dtype=dtype).reshape(2, 3)
         container = write(tmp_path / "f.gguf", "t", values)
-        read = read_tensor(container, container.tensors["t"])
+        read = read_tensor(container.data, container.tensors["t"])
         assert read.dtype == dtype
         assert not read.flags.writeable  # A view of the file, not a copy.
         np.testing.assert_array_equal(read, values)
-        reordered = read_tensor(container, container.tensors["t"], np.array([1, 0]))
+        reordered = read_tensor(container.data, container.tensors["t"], np.array([1, 0]))
         np.testing.assert_array_equal(reordered, values[::-1])

@@ -264,6 +264,12 @@ def test_pieces_need_scores(open_pieces: Callable[..., Any]) -> None:
         open_pieces(scores=[0.0, 1.0])
 
 
+def test_a_piece_of_a_million_characters_is_refused(open_pieces: Callable[..., Any]) -> None:
+    tokens = [*sentence_piece()[f"{GGML}tokens"][:-1], "a" * 1_000_000]
+    with pytest.raises(CheckpointError, match=r"has a token of 1000000 characters .*aaa"):
+        open_pieces(tokens=tokens)
+
+
 def test_the_same_ids_as_transformers(open_pieces: Callable[..., Any]) -> None:
     transformers = pytest.importorskip("transformers")
     metadata = sentence_piece()

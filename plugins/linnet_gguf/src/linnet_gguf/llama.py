@@ -4,10 +4,11 @@ It covers Llama 1 to 3, Mistral, TinyLlama and SmolLM2: whatever llama.cpp conve
 ``LlamaForCausalLM`` and its kin.
 """
 
+import mmap
 from collections.abc import Mapping
 from typing import Any
 
-from linnet.weights.checkpoint import StoredTensor
+from linnet.weights.checkpoint import Array, StoredTensor
 from linnet_gguf import names
 from linnet_gguf.container import Container, TensorInfo
 from linnet_gguf.metadata import Metadata
@@ -38,7 +39,7 @@ def read_config(meta: Metadata, container: Container) -> tuple[dict[str, Any], t
         raise meta.error(f"{ARCH}.feed_forward_length is {feed_forward}, not a positive number")
     factors = None
     if names.ROPE_FACTORS in tensors:
-        factors = read_tensor(container, tensors[names.ROPE_FACTORS])
+        factors = read_tensor(container.data, tensors[names.ROPE_FACTORS])
     rope, notes = read_rope(meta, ARCH, head_dim, context, factors)
     vocab, vocab_notes = _vocab(meta, tensors)
     config: dict[str, Any] = {
@@ -100,16 +101,17 @@ def read_tensors(
                     f"the tensor {name} has the shape {info.shape}, but {heads} heads of "
                     f"{config['head_dim']} make {heads * config['head_dim']} rows"
                 )
-        tensors[ours] = _stored(ours, container, info, heads, int(config["head_dim"]))
+        tensors[ours] = _stored(ours, container.data, info, heads, int(config["head_dim"]))
     return tensors
 
 
 def _stored(
-    name: str, container: Container, info: TensorInfo, heads: int | None, head_dim: int
+    name: str, data: mmap.mmap, info: TensorInfo, heads: int | None, head_dim: int
 ) -> StoredTensor:
-    def read() -> Any:
+    # Holds the file alone: the metadata, with its vocabulary, is let go once it was read.
+    def read() -> Array:
         order = None if heads is None else names.halves(heads, head_dim)
-        return read_tensor(container, info, order)
+        return read_tensor(data, info, order)
 
     encoding = None if info.encoding.is_plain else info.encoding.name
     return StoredTensor(name, info.shape, info.encoding.dtype, read, encoding)

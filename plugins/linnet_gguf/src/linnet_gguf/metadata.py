@@ -36,7 +36,7 @@ class Metadata:
         if type_ is float and type(value) is int:
             value = float(value)
         if type(value) is not type_:
-            raise self.error(f"{key} is {_shown(value)}, not of type {type_.__name__}")
+            raise self.error(f"{key} is {shown(value)}, not of type {type_.__name__}")
         if isinstance(value, float) and not math.isfinite(value):
             raise self.error(f"{key} is {value}, not a finite number")
         return value
@@ -64,7 +64,7 @@ class Metadata:
         different = sorted(set(value.tolist()))
         if value.dtype.kind not in "iu" or len(different) != 1:
             raise self.error(
-                f"{key} differs by layer ({_shown(different)}), which this architecture's "
+                f"{key} differs by layer ({shown(different)}), which this architecture's "
                 "Transformers config cannot say"
             )
         return int(different[0])
@@ -76,7 +76,7 @@ class Metadata:
         if isinstance(value, np.ndarray) and not value.size:
             return []  # Writers give an empty array any item type.
         if value is not None and not isinstance(value, list):
-            raise self.error(f"{key} is {_shown(value)}, not an array of strings")
+            raise self.error(f"{key} is {shown(value)}, not an array of strings")
         return value
 
     def numbers(self, key: str) -> Array | None:
@@ -86,7 +86,7 @@ class Metadata:
         if value is not None and (
             not isinstance(value, np.ndarray) or value.dtype.kind not in "iuf"
         ):
-            raise self.error(f"{key} is {_shown(value)}, not an array of numbers")
+            raise self.error(f"{key} is {shown(value)}, not an array of numbers")
         return value
 
     def unread(self, prefix: str) -> list[str]:
@@ -94,6 +94,7 @@ class Metadata:
         return sorted(k for k in self.values if k.startswith(prefix) and k not in self.read)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value for an error message, cut short."""
     text = str(value) if isinstance(value, np.ndarray) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

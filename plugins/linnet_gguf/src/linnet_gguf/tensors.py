@@ -10,31 +10,31 @@ import numpy as np
 
 from linnet.spec.types import DType
 from linnet.weights.checkpoint import Array
-from linnet_gguf.container import Container, TensorInfo
+from linnet_gguf.container import TensorInfo
 
-CHUNK = 1 << 17
+CHUNK = 1 << 16
 """Numbers decoded at a time: large enough for NumPy, small enough that temporaries stay in cache
 and add nothing to the peak."""
 
 
-def read_tensor(container: Container, info: TensorInfo, order: Array | None = None) -> Array:
-    """A tensor of ``info.shape`` and ``info.encoding.dtype``.
+def read_tensor(data: mmap.mmap, info: TensorInfo, order: Array | None = None) -> Array:
+    """A tensor of ``info.shape`` and ``info.encoding.dtype``; ``data`` is the whole file.
 
     ``order`` takes the rows of a matrix, or the entries of a vector, in another order: row i is
     the file's row ``order[i]``. A plain tensor in the file's order is a read-only view of it.
     """
     if info.encoding.is_plain:
         values = np.frombuffer(
-            container.data, _numpy_dtype(info.encoding.dtype), offset=info.offset,
+            data, _numpy_dtype(info.encoding.dtype), offset=info.offset,
             count=info.nbytes // info.encoding.block_bytes,
         ).reshape(info.shape)  # fmt: skip
         if order is not None:
             return values[order]
         return values if values.flags.aligned else values.copy()
-    return _decode(container, info, order)
+    return _decode(data, info, order)
 
 
-def _decode(container: Container, info: TensorInfo, order: Array | None) -> Array:
+def _decode(data: mmap.mmap, info: TensorInfo, order: Array | None) -> Array:
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -42,9 +42,9 @@ def _decode(container: Container, info: TensorInfo, order: Array | None) -> Arra
     kind = GGMLQuantizationType(encoding.number)
     if order is not None and len(info.shape) == 1:
         # Blocks run across what is to be reordered.
-        return _decode(container, info, None)[order]
+        return _decode(data, info, None)[order]
     width = info.shape[-1]
-    stored = np.frombuffer(container.data, np.uint8, info.nbytes, info.offset)
+    stored = np.frombuffer(data, np.uint8, info.nbytes, info.offset)
     stored = stored.reshape(-1, width // encoding.block * encoding.block_bytes)
     result = np.empty((len(stored), width), np.float32)
     step = max(1, CHUNK // width)
@@ -55,7 +55,7 @@ def _decode(container: Container, info: TensorInfo, order: Array | None) -> Arra
             # As one long row: the library works through 16 rows at a time otherwise.
             decoded = dequantize(chunk.reshape(1, -1), kind)
             result[rows] = decoded.reshape(-1, width)
-    _forget(container.data, info)
+    _forget(data, info)
     return result.reshape(info.shape)
 
 

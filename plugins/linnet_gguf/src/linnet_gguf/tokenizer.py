@@ -12,11 +12,13 @@ from enum import IntEnum
 from typing import Any
 
 from linnet.weights.checkpoint import TextFiles
-from linnet_gguf.metadata import Metadata
+from linnet_gguf.metadata import Metadata, shown
 from linnet_gguf.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 
 PREFIX = "tokenizer.ggml."
 SPACE = "▁"
+MAX_PIECE = 512
+"""Characters of a SentencePiece token: finding its merges takes time in their square."""
 ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 """Transformers' name of a special token, and GGUF's."""
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -143,12 +145,12 @@ def _vocabulary(meta: Metadata, rows: int) -> Vocabulary:
     for index, (token, number) in enumerate(zip(tokens, types.tolist(), strict=True)):
         kind = known.get(number)
         if kind is None:
-            raise meta.error(f"the token {index} ({token!r}) has the type {number}")
+            raise meta.error(f"the token {index} ({shown(token)}) has the type {number}")
         if kind is not TokenType.UNUSED or token != f"[PAD{index}]":
             kept[index], kinds[index] = token, kind
     if len(set(kept.values())) != len(kept):
         twice = next(token for token, count in Counter(kept.values()).items() if count > 1)
-        raise meta.error(f"has the token {twice!r} twice, which a tokenizer.json cannot say")
+        raise meta.error(f"has the token {shown(twice)} twice, which a tokenizer.json cannot say")
     return Vocabulary(kept, kinds)
 
 
@@ -228,7 +230,7 @@ def _byte_level(
         left, _, right = merge[1:].partition(" ")
         pair = (merge[:1] + left, right)
         if pair[0] not in ids or right not in ids or pair[0] + right not in ids:
-            raise meta.error(f"the merge {merge!r} does not join two tokens into a third")
+            raise meta.error(f"the merge {shown(merge)} does not join two tokens into a third")
         pairs.append(pair)
     return {
         "normalizer": pre.normalizer,
@@ -252,6 +254,12 @@ def _sentence_piece(
         raise meta.error(f"does not have the metadata key {PREFIX}scores: convert it again")
     if max(vocabulary.tokens) >= len(scores):
         raise meta.error(f"has {len(scores)} scores for {max(vocabulary.tokens) + 1} tokens")
+    longest = max(vocabulary.tokens.values(), key=len)
+    if len(longest) > MAX_PIECE:
+        raise meta.error(
+            f"has a token of {len(longest)} characters ({shown(longest)}); at most {MAX_PIECE} "
+            "are read"
+        )
     charsmap = meta.numbers(f"{PREFIX}precompiled_charsmap")
     if charsmap is not None and charsmap.size:
         raise meta.error(f"{PREFIX}precompiled_charsmap, a text normalizer, is not supported")
