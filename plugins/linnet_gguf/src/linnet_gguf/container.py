@@ -33,15 +33,11 @@ MAX_ALIGNMENT = 1 << 16
 DEFAULT_ALIGNMENT = 32
 
 _STRING, _ARRAY, _BOOL, _FLOAT32 = 8, 9, 7, 6
-_SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4"} | {
-    7: "|b1",
-    10: "<u8",
-    11: "<i8",
-    12: "<f8",
-}
+_SCALARS = {
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 10: "<u8", 11: "<i8",
+    _FLOAT32: "<f4", 12: "<f8", _BOOL: "|b1",
+}  # fmt: skip
 """Metadata value types by number, as NumPy spells them."""
-_LEAST_ARRAY_ITEM = {_STRING: 8}
-"""Bytes that an item takes at the very least, where it is not a scalar."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +200,7 @@ def _array(cursor: _Cursor, key: str) -> Value:
     if kind == _ARRAY:
         raise cursor.error(f"{key} is an array of arrays, which is not read")
     if kind == _STRING:
-        count = cursor.count(f"strings in {key}", MAX_ARRAY_STRINGS, _LEAST_ARRAY_ITEM[kind])
+        count = cursor.count(f"strings in {key}", MAX_ARRAY_STRINGS, least_bytes=8)
         return cursor.strings(count, key)
     count = cursor.u64(f"the length of {key}")
     return _scalars(cursor, key, kind, count)

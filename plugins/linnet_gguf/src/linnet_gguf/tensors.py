@@ -4,12 +4,11 @@ The arithmetic of the blocks is the ``gguf`` library's. Knows nothing of what a 
 """
 
 import mmap
-from typing import Any
 
 import numpy as np
 
-from linnet.spec.types import DType
 from linnet.weights.checkpoint import Array
+from linnet.weights.dtypes import numpy_dtype
 from linnet_gguf.container import TensorInfo
 
 CHUNK = 1 << 16
@@ -25,7 +24,7 @@ def read_tensor(data: mmap.mmap, info: TensorInfo, order: Array | None = None) -
     """
     if info.encoding.is_plain:
         values = np.frombuffer(
-            data, _numpy_dtype(info.encoding.dtype), offset=info.offset,
+            data, numpy_dtype(info.encoding.dtype), offset=info.offset,
             count=info.nbytes // info.encoding.block_bytes,
         ).reshape(info.shape)  # fmt: skip
         if order is not None:
@@ -64,11 +63,3 @@ def _forget(data: mmap.mmap, info: TensorInfo) -> None:
     if hasattr(mmap, "MADV_DONTNEED"):
         start = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
         data.madvise(mmap.MADV_DONTNEED, start, info.offset + info.nbytes - start)
-
-
-def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
-    import ml_dtypes
-
-    kinds = {DType.F32: "<f4", DType.F16: "<f2", DType.BF16: ml_dtypes.bfloat16}
-    found: np.dtype[Any] = np.dtype(kinds[dtype])
-    return found
