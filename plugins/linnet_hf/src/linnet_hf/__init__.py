@@ -1,0 +1,1 @@
+"""Transformers for Linnet: the reference that every backend is compared with."""
