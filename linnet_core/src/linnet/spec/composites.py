@@ -158,7 +158,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     require(len(weight.shape) == 2, f"the weight is {weight.type}, not [N, K]")
     n, k = weight.shape
     require(x.shape[-1] == k, f"the input's last size is {x.shape[-1]}, the weight's {k}")
-    require(bias is None or bias.shape == (n,), f"the bias is {bias and bias.type}, not [{n}]")
+    if bias is not None:
+        require(bias.shape == (n,), f"the bias is {bias.type}, not [{n}]")
     y = matmul(x, transpose(weight, 1, 0))
     return y if bias is None else y + bias
 
