@@ -95,17 +95,19 @@ class BackendSuite:
             metafunc.parametrize("pair", pairs, ids=["-".join(p) for p in pairs], indirect=True)
 
     @pytest.fixture(scope="class")
-    def descriptor(self) -> Backend:
+    @classmethod
+    def descriptor(cls) -> Backend:
         """What the plugin registered; the tests skip where it cannot run."""
-        descriptor = plugin_manager().backend(self.backend)
+        descriptor = plugin_manager().backend(cls.backend)
         probe = plugin_manager().implementation(descriptor).probe()
         if not probe.available:
-            pytest.skip(f"{self.backend}: {probe.detail}")
+            pytest.skip(f"{cls.backend}: {probe.detail}")
         return descriptor
 
     @pytest.fixture(scope="class")
+    @classmethod
     def pair(
-        self, request: pytest.FixtureRequest, descriptor: Backend
+        cls, request: pytest.FixtureRequest, descriptor: Backend
     ) -> Iterator[tuple[Session, Session]]:
         """A session of the backend under test, and the reference for the same model."""
         mode, name = request.param
