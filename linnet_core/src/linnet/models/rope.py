@@ -29,8 +29,8 @@ class Rope:
 
 def read_rope(config: Reader, size: int, max_positions: int) -> Rope:
     """The rotary table for ``size`` dimensions. Raises ConfigError where dialects disagree."""
-    new = config.optional("rope_parameters", Mapping)
-    old = config.optional("rope_scaling", Mapping)
+    new = config.optional("rope_parameters", dict)
+    old = config.optional("rope_scaling", dict)
     if new is not None and any(isinstance(value, Mapping) for value in new.values()):
         raise ConfigError("rope_parameters differs by layer type, which this family does not have")
 

@@ -1,6 +1,7 @@
 """Runs a program node by node in NumPy."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class Interpreter:
         """One entry on positional inputs."""
         return self._function(self.program.entries[entry], list(inputs), "")
 
-    def _numpy(self, dtype: str) -> np.dtype:  # type: ignore[type-arg]
+    def _numpy(self, dtype: str) -> np.dtype[Any]:
         if dtype == DType.FLOAT or (dtype == DType.F32 and self.dtype is DType.F64):
             return numpy_dtype(self.dtype)
         return numpy_dtype(DType(dtype))

@@ -25,7 +25,8 @@ def _gather(x: Array, ids: Array, *, axis: int) -> Array:
 
 
 def _erf(x: Array) -> Array:
-    return np.vectorize(math.erf, otypes=[x.dtype])(x)
+    erf: Array = np.vectorize(math.erf, otypes=[x.dtype])(x)
+    return erf
 
 
 def _softly(function: Callable[[Array], Array]) -> Lowering:

@@ -223,9 +223,10 @@ class BackendSuite:
         }
         for choice in ({}, options):
             kind = "sample" if choice else "greedy"
-            first = [s.run(f"extend_{kind}", {"tokens": prompt, **where, **choice}) for s in pair]
-            np.testing.assert_array_equal(*first)
-            tokens, positions = first[0], np.full(ROWS, 9, np.int32)
+            inputs = {"tokens": prompt, **where, **choice}
+            tokens, expected = (s.run(f"extend_{kind}", inputs) for s in pair)
+            np.testing.assert_array_equal(tokens, expected)
+            positions = np.full(ROWS, 9, np.int32)
             for _ in range(4):
                 step = {"tokens": tokens, "positions": positions, **choice}
                 tested, reference = (s.run(f"decode_{kind}", step) for s in pair)

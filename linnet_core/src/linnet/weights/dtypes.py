@@ -1,5 +1,7 @@
 """Element types in NumPy, and casts that refuse to overflow."""
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 
@@ -7,7 +9,7 @@ from linnet.errors import CheckpointError
 from linnet.spec.types import DType
 from linnet.weights.checkpoint import Array
 
-_NUMPY: dict[DType, np.dtype] = {  # type: ignore[type-arg]
+_NUMPY: dict[DType, np.dtype[Any]] = {
     DType.F64: np.dtype(np.float64),
     DType.F32: np.dtype(np.float32),
     DType.F16: np.dtype(np.float16),
@@ -27,12 +29,12 @@ _DTYPES = {numpy: dtype for dtype, numpy in _NUMPY.items()}
 _CHUNK = 1 << 22  # elements cast at a time: temporaries stay at some tens of MB
 
 
-def numpy_dtype(dtype: DType) -> np.dtype:  # type: ignore[type-arg]
+def numpy_dtype(dtype: DType) -> np.dtype[Any]:
     """NumPy's type for one of ours; bf16 is ``ml_dtypes.bfloat16``. KeyError for FLOAT."""
     return _NUMPY[dtype]
 
 
-def dtype_of(numpy: np.dtype) -> DType:  # type: ignore[type-arg]
+def dtype_of(numpy: np.dtype[Any]) -> DType:
     """Our type for one of NumPy's. Raises CheckpointError for a type we do not have."""
     try:
         return _DTYPES[np.dtype(numpy)]
