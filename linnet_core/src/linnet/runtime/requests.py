@@ -91,7 +91,9 @@ def _check_shapes(
         if array.dtype != dtypes[value.type.dtype]:
             raise RequestError(f"{what} is {array.dtype}, not {dtypes[value.type.dtype]}")
         if array.ndim != value.type.rank:
-            raise RequestError(f"{what} has the shape {array.shape}, not {_shape(value.type.shape)}")
+            raise RequestError(
+                f"{what} has the shape {array.shape}, not {_shape(value.type.shape)}"
+            )
         for axis, (dim, size) in enumerate(zip(value.type.shape, array.shape, strict=True)):
             want = sizes.setdefault(dim, size) if isinstance(dim, str) else dim
             if size != want or size == 0:
