@@ -18,6 +18,7 @@ from packaging.utils import canonicalize_name
 
 from linnet.cli.main import COMMANDS
 from linnet.cli.output import print_json, print_table
+from linnet.testing.fixtures import f0_config, random_checkpoint
 
 FRAMEWORKS = {"torch", "jax", "transformers", "onnxruntime", "tensorflow", "gguf"}
 HEAVY = {"numpy", "tokenizers", "jinja2", "huggingface_hub", "safetensors", "rich"}
@@ -59,12 +60,8 @@ def run_trial(body: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(trial(body), capture_output=True, text=True, check=False, timeout=60)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--help"], ["--version"], ["plugins", "list"], *([name, "--help"] for name in COMMANDS)],
-    ids=" ".join,
-)
-def test_nothing_heavy_is_imported(arguments: list[str]) -> None:
+def imported_by(*arguments: str) -> tuple[str, set[str]]:
+    """What a command prints, and the modules it has imported by its end."""
     code = f"""
 import json, sys
 from linnet.cli.main import main
@@ -76,10 +73,41 @@ sys.exit(status)
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
     )
-    assert result.returncode == 0, result.stderr
-    modules = set(json.loads(result.stderr.splitlines()[-1]))
+    *messages, modules = result.stderr.splitlines()
+    assert result.returncode == 0, messages
+    return result.stdout, set(json.loads(modules))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], ["plugins", "list"], *([name, "--help"] for name in COMMANDS)],
+    ids=" ".join,
+)
+def test_nothing_heavy_is_imported(arguments: list[str]) -> None:
+    _, modules = imported_by(*arguments)
     assert "linnet" in modules
     assert modules & (FRAMEWORKS | HEAVY) == set()
+
+
+def test_inspect_imports_no_framework(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    checkpoint = random_checkpoint(f0_config(), seed=1)
+    tensors = {name: tensor.read() for name, tensor in checkpoint.tensors.items()}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(checkpoint.config))
+    printed, modules = imported_by("inspect", str(tmp_path), "--json")
+    about = json.loads(printed)
+    assert about["parameters"] == sum(values.size for values in tensors.values())
+    assert about["bytes"] == 4 * about["parameters"]
+    assert about["stored"] == {"f32": len(tensors)}
+    assert {"forward", "extend", "decode"} <= set(about["entries"])
+    assert modules & FRAMEWORKS == set()
+    program, modules = imported_by("inspect", str(tmp_path), "--program", "--json")
+    assert json.loads(program)["family"] == "llama"
+    assert modules & FRAMEWORKS == set()
+    assert "model.layers" in imported_by("inspect", str(tmp_path), "--program")[0]
+    assert "function" in imported_by("inspect", str(tmp_path), "--functions")[0]
 
 
 def test_help_is_quick() -> None:

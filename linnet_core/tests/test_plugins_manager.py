@@ -202,6 +202,9 @@ def test_official_plugins_offer_what_is_said_of_them() -> None:
     for plugin in plugin_manager().plugins:
         for kind, name in OFFICIAL.get(plugin.found.name, ()):
             assert any(type(d) is kind and d.name == name for d in plugin.offers), (kind, name)
+        if plugin.found.name in OFFICIAL:
+            extras = {getattr(d, "extra", "") for d in plugin.offers}
+            assert extras <= {"", f"linnet[{plugin.found.name}]"}
 
 
 def test_the_built_in_plugin_is_like_any_other() -> None:
