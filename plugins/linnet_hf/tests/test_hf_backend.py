@@ -10,12 +10,14 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from linnet.errors import BindingError, CheckpointError, RequestError, UnavailableError
+from linnet.models.llama import Llama
 from linnet.plugins.interfaces import LoadOptions
 from linnet.plugins.manager import plugin_manager
-from linnet.runtime.load import bind
 from linnet.spec.types import DType
 from linnet.testing.backends import VARIANTS, BackendSuite
+from linnet.weights.binding import BoundModel
 from linnet.weights.checkpoint import StoredTensor
+from linnet.weights.folder import SafetensorsFormat
 from linnet_hf import backend as hf
 from linnet_hf.backend import TransformersBackend
 
@@ -70,6 +72,10 @@ def save(folder: Path, dtype: torch.dtype = torch.float32, shard: str = "5GB", *
             parameter.copy_(1 + 0.3 * values if norm else 0.2 * values)
     model.to(dtype).save_pretrained(folder, max_shard_size=shard)
     return folder
+
+
+def bind(folder: Path) -> BoundModel:
+    return Llama().bind(SafetensorsFormat().open(folder))
 
 
 def logits(folder: Path, tokens: np.ndarray, dtype: torch.dtype) -> np.ndarray:
