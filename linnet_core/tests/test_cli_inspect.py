@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from linnet.cli.inspect import generated_source, print_summary, summary
+from linnet.cli.inspect import _short, generated_source, print_summary, summary
 from linnet.cli.output import print_json
 from linnet.errors import PluginError, UnavailableError
 from linnet.plugins.descriptors import Backend, Capability
@@ -149,3 +149,20 @@ def test_no_source(install: Install) -> None:
         generated_source(BOUND, "writer")
     with pytest.raises(PluginError, match=r'pip install "linnet\[torch\]"'):
         generated_source(BOUND, "torch")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1e-05, "1e-05"),
+        (None, "None"),
+        ((None,) * 30, "30 times None"),
+        ((4, 5), "[4, 5]"),
+        ((4,), "[4]"),
+        ((), "[]"),
+        (tuple(range(32)), "[0, 1, 2, ..., 31]"),
+        ({"theta": 5e5, "factors": [1, 1]}, "theta 500000.0, factors 2 times 1"),
+    ],
+)
+def test_long_values_are_shortened(value: Any, text: str) -> None:
+    assert _short(value) == text

@@ -1,6 +1,7 @@
 """``linnet inspect MODEL``: what a model is, without running it."""
 
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -128,7 +129,7 @@ def print_summary(about: dict[str, Any]) -> None:
     ]
     print_table(("MODEL", ""), rows)
     print()
-    print_table(("CONFIG", ""), [(key, str(value)) for key, value in about["config"].items()])
+    print_table(("CONFIG", ""), [(key, _short(value)) for key, value in about["config"].items()])
     print()
     kinds = Counter(about["states"].values())
     print_table(("STATES", ""), [(f"{count} times", kind) for kind, count in kinds.items()])
@@ -136,6 +137,20 @@ def print_summary(about: dict[str, Any]) -> None:
     print_table(("ENTRIES", ""), list(about["entries"].items()))
     for line in about["notes"]:
         note(f"note: {line}")
+
+
+def _short(value: Any) -> str:
+    """A config's value, where a list as long as the model is deep does not fill the screen."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_short(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        if len(value) > 1 and all(item == value[0] for item in value):
+            return f"{len(value)} times {_short(value[0])}"
+        shown = [_short(item) for item in value]
+        if len(shown) > 6:
+            shown[3:-1] = ["..."]
+        return f"[{', '.join(shown)}]"
+    return str(value)
 
 
 def _signature(function: "Function") -> str:
