@@ -54,12 +54,15 @@ class Parameter:
     ``path`` is its name in a Transformers checkpoint of the family, too. ``role`` says how it is
     used (``linear``, ``embedding``, ``scale``, ``bias``), so that formats know how to encode it.
     ``tied_to`` names the parameter it shares its values with; only the other one is stored.
+    ``parts``, which only a pass sets, names the checkpoint's tensors that it holds one after the
+    other along the first axis.
     """
 
     path: str
     shape: tuple[int, ...]
     role: str
     tied_to: str | None = None
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 JSON is data alone: reading it runs no code, and a program read back is checked like a traced one.
 """
 
+import dataclasses
 import hashlib
 import json
 from typing import Any
@@ -29,7 +30,13 @@ def from_json(text: str) -> Program:
         program = Program(
             family=str(data["family"]),
             parameters=tuple(
-                Parameter(p["path"], tuple(p["shape"]), p["role"], p.get("tied_to"))
+                Parameter(
+                    p["path"],
+                    tuple(p["shape"]),
+                    p["role"],
+                    p.get("tied_to"),
+                    tuple(p.get("parts", ())),
+                )
                 for p in data["parameters"]
             ),
             states=tuple(State(s["path"], _read_type(s["type"])) for s in data["states"]),
@@ -54,10 +61,7 @@ def _program(program: Program, *, meaning_only: bool = False) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "family": program.family,
-        "parameters": [
-            {"path": p.path, "shape": p.shape, "role": p.role, "tied_to": p.tied_to}
-            for p in program.parameters
-        ],
+        "parameters": [dataclasses.asdict(p) for p in program.parameters],
         "states": [{"path": s.path, "type": _type(s.type)} for s in program.states],
         "functions": [_function(f, meaning_only) for f in program.functions.values()],
         "entries": [_function(f, meaning_only) for f in program.entries.values()],
