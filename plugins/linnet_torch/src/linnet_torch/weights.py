@@ -1,0 +1,47 @@
+"""From a bound model's parameters to torch tensors, one at a time, straight to their place."""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import torch
+
+from linnet.spec.types import DType
+from linnet.weights.binding import BoundParameter
+from linnet.weights.checkpoint import Array
+from linnet.weights.dtypes import cast
+
+DTYPES = {DType.F32: torch.float32, DType.BF16: torch.bfloat16, DType.F16: torch.float16}
+
+
+def tensor_of(array: Array, *, owned: bool) -> torch.Tensor:
+    """A tensor with an array's values: the array's own memory where we own it, else a copy.
+
+    What a file is mapped to is never used in place: it changes when the file does.
+    """
+    bf16 = array.dtype.name == "bfloat16"
+    raw = array.view(np.int16) if bf16 else array
+    if not owned or not raw.flags.writeable or not raw.flags.c_contiguous:
+        raw = np.array(raw, order="C")
+    tensor = torch.from_numpy(raw)
+    return tensor.view(torch.bfloat16) if bf16 else tensor
+
+
+def read_tensor(parameter: BoundParameter, dtype: DType, device: torch.device) -> torch.Tensor:
+    """One parameter. Raises CheckpointError for values that the dtype cannot hold."""
+    stored = parameter.read()
+    converted = cast(stored, dtype, parameter.path)
+    tensor = tensor_of(converted, owned=converted is not stored)
+    return tensor.to(device)
+
+
+def read_weights(
+    parameters: Mapping[str, BoundParameter],
+    tied: Iterable[tuple[str, str]],
+    dtype: DType,
+    device: torch.device,
+) -> dict[str, torch.Tensor]:
+    """Every parameter by path; a tied one is the very tensor it is tied to."""
+    tensors = {path: read_tensor(p, dtype, device) for path, p in parameters.items()}
+    for path, other in tied:
+        tensors[path] = tensors[other]
+    return tensors
