@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from linnet.cli.check import random_tokens
+from linnet.cli.comparison import random_tokens
 from linnet.cli.main import build_app
 from linnet.errors import BindingError, PluginError, UnavailableError
 from linnet.plugins.descriptors import API_VERSION, Backend, Capability
@@ -76,6 +76,15 @@ class Off(Toy):
     def change(self, logits, start, entry):
         if entry == "forward":
             logits[40, 7] += 0.25
+        return logits
+
+
+class Noisy(Toy):
+    """Its logits depend a little on how many tokens come after."""
+
+    def change(self, logits, start, entry):
+        if len(logits) < MAX_POSITIONS:
+            logits[9, 0] += self.noise
         return logits
 
 
@@ -195,8 +204,13 @@ def test_every_entry_of_every_backend(plugins):
 def test_one_session_at_a_time_and_uneven_chunks(plugins):
     plugins.add("good")
     report("--tokens", "60")
-    assert plugins.calls[:3] == ["load truth", "forward (1, 60)", "close truth"]
-    assert plugins.calls[3:10] == [
+    assert plugins.calls[:4] == [
+        "load truth",
+        "forward (1, 60)",
+        "forward (1, 52)",
+        "close truth",
+    ]
+    assert plugins.calls[4:11] == [
         "load good",
         "forward (1, 60)",
         "extend (1, 1)",
@@ -215,6 +229,20 @@ def test_a_wrong_logit_fails(plugins):
     assert row["status"] == "failed" and row["distance"]["max_abs"] == pytest.approx(0.25)
     assert row["reason"] == "0.25 at position 40, token 7 is beyond 0.001"
     assert report("--bound", "0.3")["passed"]
+
+
+@pytest.mark.parametrize(
+    ("noise", "bound"), [(0, 1e-3), (2e-4, 1e-3), (5e-4, 2e-3), (9, 1e-2), (np.nan, 1e-2)]
+)
+def test_the_bound_allows_for_the_noise_of_the_reference(plugins, noise, bound):
+    """Where its own logits move by 5e-4, nothing else is asked to be nearer than 2e-3."""
+    plugins.targets["truth"] = Noisy("truth", plugins.calls)
+    plugins.targets["truth"].noise = noise
+    plugins.add("good", capabilities=FORWARD)
+    told = report()
+    assert told["rows"][0]["bound"] == pytest.approx(bound, rel=1e-2)
+    assert told["noise"]["max_abs"] == (None if np.isnan(noise) else pytest.approx(noise, rel=1e-2))
+    assert report("--bound", "0.5")["rows"][0]["bound"] == 0.5
 
 
 def test_a_wrong_cache_fails(plugins):
@@ -375,12 +403,13 @@ def test_the_table(plugins):
     lines = result.stdout.splitlines()
     assert lines[0] == "m: 200 random tokens, seed 3"
     assert lines[1] == "reference: truth eager, f32 on cpu (toy 1.0)"
+    assert lines[2] == "its own noise: max abs 0.00e+00, KL 0.00e+00"
     header = "BACKEND MODE DTYPE DEVICE ENTRY MAX ABS KL TOP-1 0-15 16-63 64-255 DIVERGES STATUS"
-    assert " ".join(lines[3].split()) == header
-    off = lines[4].split()
+    assert " ".join(lines[4].split()) == header
+    off = lines[5].split()
     assert off[:6] == ["off", "eager", "f32", "cpu", "forward", "2.50e-01"]
-    assert "failed: 0.25 at position 40, token 7 is beyond 0.001" in lines[4]
-    assert lines[5].endswith('unavailable: no module toy: pip install "toy"')
+    assert "failed: 0.25 at position 40, token 7 is beyond 0.001" in lines[5]
+    assert lines[6].endswith('unavailable: no module toy: pip install "toy"')
     assert result.stderr == "note: a note\n"
 
 
