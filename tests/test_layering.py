@@ -30,7 +30,8 @@ LAYERS: dict[str, set[str]] = {
     "nest": PLUGIN_HOST | {"nest"},
     "runtime": PLUGIN_HOST | {"nest", "runtime"},
     "reference": PLUGIN_HOST | {"runtime", "reference"},
-    "cli": PLUGIN_HOST | {"nest", "runtime", "distance", "cli", "__init__"},
+    "bench": PLUGIN_HOST | {"nest", "runtime", "distance", "bench", "__init__"},
+    "cli": PLUGIN_HOST | {"nest", "runtime", "distance", "bench", "cli", "__init__"},
     "testing": PLUGIN_HOST | {"models", "runtime", "reference", "distance", "testing"},
     "__init__": {"errors", "plugins", "runtime"},
 }
