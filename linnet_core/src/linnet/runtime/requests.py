@@ -77,7 +77,7 @@ def _check_names(function: Function, inputs: Mapping[str, "Array"]) -> None:
 
 
 def _check_shapes(
-    function: Function, inputs: Mapping[str, "Array"], known: Mapping[str, int]
+    function: Function, inputs: Mapping[str, "Array"], known: Mapping[Dim, int]
 ) -> None:
     import numpy as np
 

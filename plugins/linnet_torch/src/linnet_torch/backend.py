@@ -44,11 +44,12 @@ class TorchBackend:
                 f"the torch backend has mode {' or '.join(MODES)}, not {options.mode!r}"
             )
         device = find_device(options.device)
+        notes: tuple[str, ...] = ()
         if options.dtype is None:
             dtype, note = default_dtype(model, device)
             notes = (note,)
         else:
-            dtype, notes = find_dtype(options.dtype, device), ()
+            dtype = find_dtype(options.dtype, device)
         max_seq = options.max_seq or model.max_positions
         if max_seq is None:
             raise UnavailableError("this model states no longest sequence: give max_seq")
@@ -88,7 +89,7 @@ def find_device(name: str | None) -> torch.device:
 def _why_no_cuda() -> str:
     """PyTorch's own words."""
     try:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
         return str(error).strip().splitlines()[0]
     return "PyTorch sees no CUDA device"

@@ -4,6 +4,8 @@ This module is read as text, name by name; see ``linnet_torch.source``. So every
 stands on its own, on PyTorch and on other definitions of this module.
 """
 
+# ruff: noqa: N806 - sizes are written as in shapes: B, S, H, D
+
 import functools
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -150,7 +152,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin = cos[:, :, None], sin[:, :, None]  # [B, S, 1, N]
     first, second = x[..., :N].float(), x[..., N : 2 * N].float()
     parts = [first * cos - second * sin, second * cos + first * sin]
-    if 2 * N < x.shape[-1]:
+    if x.shape[-1] > 2 * N:
         parts.append(x[..., 2 * N :].float())
     return torch.cat(parts, dim=-1).type_as(x)
 

@@ -215,10 +215,10 @@ def _reshape(c: Context, node: Node, operands: list[Expr]) -> Expr:
     old, new = node.inputs[0].type.shape, tuple(node.attrs["shape"])
     x = as_tensor(c, node.inputs[0], operands[0])
     for axis in range(len(new)):
-        if new[:axis] + (1,) + old[axis:] == new and len(new) == len(old) + 1:
+        if (*new[:axis], 1, *old[axis:]) == new and len(new) == len(old) + 1:
             return _call(f"{x}.unsqueeze", str(axis))
     for axis in range(len(old)):
-        if old[:axis] + (1,) + new[axis:] == old and len(old) == len(new) + 1:
+        if (*old[:axis], 1, *new[axis:]) == old and len(old) == len(new) + 1:
             return _call(f"{x}.squeeze", str(axis))
     return _call(f"{x}.reshape", c.dims(new))
 

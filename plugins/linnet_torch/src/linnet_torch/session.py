@@ -121,7 +121,8 @@ def plan(inputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Any],
         arrays["tokens"] = arrays["tokens"][:, :size]
         full = bool((lengths == size).all())
     elif "positions" in arrays:
-        starts, lengths = arrays["positions"], 1
+        starts = arrays["positions"]
+        lengths = np.ones_like(starts)
         full = bool((starts >= 0).all())
     else:
         return arrays, {}, rows

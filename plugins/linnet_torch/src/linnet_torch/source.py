@@ -30,6 +30,11 @@ ENTRIES = {
     "decode_sample": ("`decode`, and a next token i32 [R] drawn by each row's options.",),
 }
 
+RESERVED = frozenset(
+    ("w", "state", "i", "start", "end", "dtype", "torch", "functools", "F", "Tensor")
+)
+"""Names that no value may take."""
+
 OPAQUE_TYPES = {"slots": "Slots", "visible": "Visible", "end": "int", "dtype": "torch.dtype"}
 
 
@@ -59,10 +64,7 @@ def generate(program: Program, numerics: str = "fast") -> Source:
     infos = _entry_infos(lowered, needs)
     requests = Requests()
     available = _helper_sources()
-    reserved = frozenset(
-        [*available, *lowered.functions, *lowered.entries, "w", "state", "i", "start"]
-        + ["torch", "functools", "F", "Tensor", "end", "dtype"]
-    )
+    reserved = RESERVED.union(available, lowered.functions, lowered.entries)
     keywords = {name: info.keywords for name, info in infos.items()}
     dtype = f"{place('w', program.parameters[0].path)}.dtype" if program.parameters else None
     blocks = []
@@ -320,7 +322,9 @@ def _helper_sources() -> dict[str, _Helper]:
             continue
         decorators = getattr(node, "decorator_list", [])
         first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
-        uses = frozenset(n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+        uses = frozenset(
+            n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
+        )
         helpers[name] = _Helper("\n".join(lines[first - 1 : node.end_lineno]), uses)
     return helpers
 

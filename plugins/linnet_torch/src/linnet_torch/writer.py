@@ -224,19 +224,22 @@ class Writer:
     # --- what the table of ops asks for --------------------------------------------------------
 
     def dims(self, shape: Sequence[Dim]) -> str:
+        """Sizes as text; the names among them will be bound at the top."""
         for dim in shape:
             if isinstance(dim, str):
                 self.dims_used[dim] = None
         return ", ".join(map(str, shape))
 
     def device(self) -> str:
+        """The device of the first input, or of a parameter."""
         for value in self.function.inputs:
-            if value.type is not OPAQUE and value.type != OPAQUE:
+            if value.type != OPAQUE:
                 self.borrowed.add(value)
                 return f"{value.name}.device"
         return f"{self._some_parameter()}.device"
 
     def dtype(self, dtype: DType) -> str:
+        """A torch dtype; the run's own is that of an input or a parameter."""
         if dtype is not DType.FLOAT:
             if dtype not in TORCH_DTYPES:
                 raise UnavailableError(f"PyTorch does not compute in {dtype}")
@@ -254,10 +257,12 @@ class Writer:
         raise UnavailableError(f"{self.function.name} has no tensor to take a dtype or device off")
 
     def helper(self, name: str) -> str:
+        """Have a helper in the file."""
         self.requests.helpers.add(name)
         return name
 
     def literal(self, node: Node) -> str:
+        """Have a constant in the file."""
         values = tuple(node.attrs["frequencies" if node.op == "rope_table" else "values"])
         kind = "FREQUENCIES" if node.op == "rope_table" else "VALUES"
         if values not in self.requests.constants:
