@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from linnet.errors import BindingError
-from linnet.spec.program import Program
+from linnet.spec.program import Parameter, Program
 from linnet.spec.types import DType
-from linnet.weights.checkpoint import Array, Checkpoint
+from linnet.weights.checkpoint import Array, Checkpoint, StoredTensor
 
 
 @dataclass(frozen=True)
@@ -73,39 +73,56 @@ def bind_parameters(
     if not wanted.keys() & found.keys():
         raise BindingError(
             f"no tensor of {checkpoint.location} has a name that this family expects: it has "
-            f"{_some(sorted(names))}; the family expects {_some(list(wanted))}"
+            f"{_some(sorted(names)) or 'none'}; the family expects {_some(list(wanted))}"
         )
-    problems = []
     missing = [path for path in wanted if path not in found]
-    if missing:
-        problems.append(f"missing: {_some(missing)}")
     unused = sorted(names - used)
+    vocab = checkpoint.config.get("vocab_size")
+    misfits = [
+        misfit
+        for path, parameter in wanted.items()
+        if path in found and (misfit := _misfit(parameter, checkpoint.tensors[found[path]], vocab))
+    ]
+    problems = []
+    if missing:
+        problems.append(
+            f"{len(missing)} missing: {_some(missing)}{_biases(missing, 'has', 'false')}"
+        )
     if unused:
-        hint = ""
-        if any(name.endswith(".bias") for name in unused):
-            hint = " (does the config leave out attention_bias or mlp_bias?)"
-        problems.append(f"not used by the family: {_some(unused)}{hint}")
-    misfits = []
-    for path, parameter in wanted.items():
-        if path not in found:
-            continue
-        tensor = checkpoint.tensors[found[path]]
-        if tensor.shape != parameter.shape:
-            turned = " (it is transposed)" if tensor.shape == parameter.shape[::-1] else ""
-            misfits.append(
-                f"{found[path]} is {list(tensor.shape)}, not {list(parameter.shape)}{turned}"
-            )
-        elif not tensor.dtype.is_float:
-            misfits.append(f"{found[path]} is {tensor.dtype}, not a float type")
+        problems.append(
+            f"{len(unused)} not used: {_some(unused)}{_biases(unused, 'leaves out', 'true')}"
+        )
     if misfits:
-        problems.append(f"do not fit the config: {_some(misfits)}")
+        problems.append(f"{len(misfits)} of the wrong shape or type: {_some(misfits)}")
     if problems:
-        raise BindingError(f"{checkpoint.location} does not fit: {'; '.join(problems)}")
+        raise BindingError(
+            f"the tensors of {checkpoint.location} do not fit its config: {'; '.join(problems)}"
+        )
     return {
         path: BoundParameter(path, tensor.shape, tensor.dtype, tensor.read)
         for path in wanted
         for tensor in [checkpoint.tensors[found[path]]]
     }
+
+
+def _misfit(parameter: Parameter, tensor: StoredTensor, vocab: Any) -> str | None:
+    """How a tensor differs from what the config makes of its parameter."""
+    if not tensor.dtype.is_float:
+        return f"{tensor.name} is {tensor.dtype}, not a float type"
+    if tensor.shape == parameter.shape:
+        return None
+    hint = ""
+    if tensor.shape == parameter.shape[::-1]:
+        hint = " (it is transposed)"
+    elif parameter.shape[0] == vocab and tensor.shape[1:] == parameter.shape[1:]:
+        hint = " (is the vocabulary padded? then the config's vocab_size must count the padding)"
+    return f"{tensor.name} is {list(tensor.shape)}, not {list(parameter.shape)}{hint}"
+
+
+def _biases(names: Sequence[str], verb: str, flag: str) -> str:
+    if not any(name.endswith(".bias") for name in names):
+        return ""
+    return f" (the config {verb} these biases: should attention_bias or mlp_bias be {flag}?)"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -26,7 +26,7 @@ _NUMPY: dict[DType, np.dtype[Any]] = {
 }
 _DTYPES = {numpy: dtype for dtype, numpy in _NUMPY.items()}
 
-_CHUNK = 1 << 22  # elements cast at a time: temporaries stay at some tens of MB
+_CHUNK = 1 << 20  # elements looked at together: temporaries stay at some MB
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
@@ -43,7 +43,7 @@ def dtype_of(numpy: np.dtype[Any]) -> DType:
 
 
 def cast(array: Array, dtype: DType, name: str) -> Array:
-    """``array`` in ``dtype``, the very same array if it is already.
+    """``array`` in a float ``dtype``, the very same array if it is already.
 
     Raises CheckpointError, naming the tensor and how many values, if finite values would become
     infinite: a model with such weights is not the model that was asked for.
@@ -51,22 +51,34 @@ def cast(array: Array, dtype: DType, name: str) -> Array:
     source = dtype_of(array.dtype)
     if source is dtype:
         return array
+    if not dtype.is_float:
+        raise CheckpointError(f"{name}: {source} is not cast to {dtype}: weights are floats")
     flat = np.ascontiguousarray(array).reshape(-1)
     result = np.empty(flat.shape, numpy_dtype(dtype))
-    narrowing = source.is_float and dtype.is_float and source.itemsize >= dtype.itemsize
-    lost, largest = 0, 0.0
+    may_overflow = _largest(source) > _largest(dtype)
+    lost, infinite, largest = 0, 0, 0.0
     for start in range(0, flat.size, _CHUNK):
-        part = flat[start : start + _CHUNK]
+        before, after = flat[start : start + _CHUNK], result[start : start + _CHUNK]
         with np.errstate(over="ignore"):
-            result[start : start + _CHUNK] = part.astype(result.dtype)
-        if narrowing and not np.isfinite(result[start : start + _CHUNK]).all():
-            overflowed = np.isfinite(part) & ~np.isfinite(result[start : start + _CHUNK])
+            after[:] = before
+        if may_overflow and not np.isfinite(after).all():
+            overflowed = np.isfinite(before) & ~np.isfinite(after)
+            infinite += int((~np.isfinite(before)).sum())
             if overflowed.any():
                 lost += int(overflowed.sum())
-                largest = max(largest, float(np.abs(part[overflowed].astype(np.float64)).max()))
+                largest = max(largest, float(np.abs(before[overflowed].astype(np.float64)).max()))
     if lost:
+        fits = [t for t in (DType.BF16, DType.F32, DType.F64) if _largest(t) >= largest]
+        already = f"; {infinite} more are infinite or NaN as stored" if infinite else ""
         raise CheckpointError(
             f"{name}: {lost} of {flat.size} values do not fit {dtype} (the largest is "
-            f"{largest:g}, stored as {source}); load it as bf16 or f32"
+            f"{largest:g}, stored as {source}){already}; load it as {' or '.join(fits[:2])}"
         )
     return result.reshape(array.shape)
+
+
+def _largest(dtype: DType) -> float:
+    """The largest finite value of a type."""
+    if dtype.is_float:
+        return float(ml_dtypes.finfo(numpy_dtype(dtype)).max)  # type: ignore[no-untyped-call]
+    return 1.0 if dtype is DType.BOOL else float(np.iinfo(numpy_dtype(dtype)).max)

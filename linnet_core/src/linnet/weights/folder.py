@@ -1,16 +1,17 @@
 """Transformers checkpoint folders: config, safetensors, tokenizer; nothing outside the folder."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from linnet.errors import CheckpointError
 from linnet.weights.checkpoint import Checkpoint, StoredTensor, TextFiles
-from linnet.weights.safetensors import read_file
-from linnet.weights.strict_json import MAX_BYTES, read_json
+from linnet.weights.paths import inside
+from linnet.weights.safetensors import INDEX, SINGLE, read_file
+from linnet.weights.strict_json import read_json, read_text
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 class SafetensorsFormat:
@@ -18,125 +19,129 @@ class SafetensorsFormat:
 
     def open(self, path: Path) -> Checkpoint:
         """Raises CheckpointError for whatever is missing, damaged or outside the folder."""
-        folder = path.parent if path.is_file() else path
-        if not folder.is_dir():
-            raise CheckpointError(f"{path} does not exist")
-        config = read_json(inside(folder, "config.json"))
         notes: list[str] = []
-        if path.is_file():
-            tensors = read_file(inside(folder, path.name))
-        elif (folder / INDEX).exists():
-            tensors = _sharded(folder, notes)
-        elif (folder / SINGLE).exists():
-            tensors = read_file(inside(folder, SINGLE))
-        else:
-            raise CheckpointError(_nothing(folder))
+        folder = path if path.is_dir() else path.parent
+        tensors = _folder(path, notes) if path.is_dir() else _file(path)
+        if not (folder / "config.json").exists():
+            raise CheckpointError(
+                f"{folder} has no config.json: tensors alone do not say what model they are; put "
+                "the model's config.json beside them"
+            )
+        config = read_json(inside(folder, "config.json"))
         dtypes = {name: config[name] for name in ("dtype", "torch_dtype") if config.get(name)}
         if len(set(map(str, dtypes.values()))) > 1:
-            notes.append(f"config.json states {dtypes}: what the tensors are stored in is used")
-        return Checkpoint(
-            folder, "safetensors", config, tensors, _text(folder, notes), tuple(notes)
-        )
+            stated = " and ".join(f"{name} {value}" for name, value in dtypes.items())
+            notes.append(f"config.json states {stated}: the type that tensors are stored in counts")
+        text = _text(folder, notes)
+        return Checkpoint(folder, "safetensors", config, tensors, text, tuple(notes))
 
 
-def inside(folder: Path, name: str) -> Path:
-    """``folder / name`` if that is a plain name whose real path stays inside the folder.
-
-    A Hub cache's snapshot links to blobs beside it; those belong to the model. Raises
-    CheckpointError otherwise: a model from a stranger names no file of ours.
-    """
-    if not name or name in (".", "..") or any(mark in name for mark in "/\\:\0"):
-        raise CheckpointError(f"{folder}: {name!r} is not a plain file name")
-    path = folder / name
-    real = path.resolve()
-    roots = [folder.resolve()]
-    snapshot = folder.resolve().parent
-    if snapshot.name == "snapshots" and snapshot.parent.name.startswith("models--"):
-        roots.append(snapshot.parent / "blobs")
-    if not any(real.is_relative_to(root) for root in roots):
-        raise CheckpointError(f"{path} leads to {real}, which is outside the model's folder")
+def _file(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of one file that the user named."""
+    if path.suffix in _PICKLES:
+        raise CheckpointError(_refuse_pickle(path))
     if not path.exists():
         raise CheckpointError(f"{path} does not exist")
-    return path
+    if re.search(r"-\d+-of-0*([2-9]|[1-9]\d+)\.safetensors$", path.name):
+        raise CheckpointError(f"{path} is one shard of several; name the folder {path.parent}")
+    return read_file(inside(path.parent, path.name))
+
+
+def _folder(folder: Path, notes: list[str]) -> dict[str, StoredTensor]:
+    if _there(folder, INDEX):
+        return _sharded(folder, notes)
+    if _there(folder, SINGLE):
+        return read_file(inside(folder, SINGLE))
+    files = sorted(path.name for path in folder.iterdir())
+    others = [name for name in files if name.endswith(".safetensors")]
+    if others:
+        raise CheckpointError(
+            f"{folder} has neither {SINGLE} nor {INDEX}, but {others[0]}: name that file, or fetch "
+            "the index if it is a shard"
+        )
+    pickles = [name for name in files if name.endswith(_PICKLES)]
+    if pickles:
+        raise CheckpointError(_refuse_pickle(folder / pickles[0]))
+    raise CheckpointError(f"{folder} has neither {SINGLE} nor {INDEX}")
+
+
+def _refuse_pickle(path: Path) -> str:
+    return (
+        f"{path} is a pickle, which can run code when it is read, so Linnet does not read it; if "
+        "you trust it, load it with Transformers' from_pretrained and save it again with "
+        "save_pretrained, which writes safetensors"
+    )
 
 
 def _sharded(folder: Path, notes: list[str]) -> dict[str, StoredTensor]:
     """The tensors an index lists, each from the shard that it names."""
-    index = read_json(inside(folder, INDEX))
-    places = index.get("weight_map")
-    if not isinstance(places, Mapping) or not all(isinstance(v, str) for v in places.values()):
-        raise CheckpointError(f"{folder / INDEX}: has no weight_map from tensor to file name")
-    shards = {name: read_file(inside(folder, name)) for name in dict.fromkeys(places.values())}
-    tensors = {}
+    index = folder / INDEX
+    places = read_json(inside(folder, INDEX)).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise CheckpointError(f"{index}: has no weight_map from tensor to file name")
+    listed: dict[str, set[str]] = {}
     for name, shard in places.items():
-        if name not in shards[shard]:
+        if not isinstance(shard, str):
+            raise CheckpointError(f"{index}: places {name} in {str(shard)[:80]}, which is no name")
+        listed.setdefault(shard, set()).add(name)
+    # Every path is looked at before the first is opened.
+    paths = {shard: inside(folder, shard) for shard in listed}
+    shards = {shard: read_file(path) for shard, path in paths.items()}
+    for shard, names in listed.items():
+        for name in sorted(names - shards[shard].keys()):
             there = [other for other, held in shards.items() if name in held]
             where = f"it is in {there[0]}" if there else "no shard has it"
-            raise CheckpointError(f"{folder / INDEX}: says that {name} is in {shard}, but {where}")
-        tensors[name] = shards[shard][name]
-    for shard, held in shards.items():
-        extra = sorted(held.keys() - {name for name, place in places.items() if place == shard})
-        if extra:
-            raise CheckpointError(
-                f"{folder / shard}: holds {extra[0]}, which {INDEX} does not place there"
-            )
-    if (folder / SINGLE).exists() and SINGLE not in shards:
+            raise CheckpointError(f"{index}: says that {name} is in {shard}, but {where}")
+        for name in sorted(shards[shard].keys() - names):
+            where = f"places in {places[name]}" if name in places else "does not list"
+            raise CheckpointError(f"{paths[shard]}: holds {name}, which {INDEX} {where}")
+    if _there(folder, SINGLE) and SINGLE not in shards:
         notes.append(f"{SINGLE} lies beside the shards; the shards are used, as {INDEX} says")
-    return tensors
-
-
-def _nothing(folder: Path) -> str:
-    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
-    if pickles:
-        return (
-            f"{folder} has no safetensors, only {pickles[0]}: pickle files can run code when "
-            "they are read, so Linnet does not read them; save the model again with "
-            "save_pretrained(..., safe_serialization=True)"
-        )
-    others = sorted(path.name for path in folder.glob("*.safetensors"))
-    if others:
-        return f"{folder} has neither {SINGLE} nor {INDEX}, but {others[0]}: name that file instead"
-    return f"{folder} has neither {SINGLE} nor {INDEX}"
+    return {name: shards[shard][name] for name, shard in places.items()}
 
 
 def _text(folder: Path, notes: list[str]) -> TextFiles:
-    def optional(name: str) -> Path | None:
-        return inside(folder, name) if (folder / name).exists() else None
+    def text(name: str) -> str | None:
+        return read_text(inside(folder, name)) if _there(folder, name) else None
 
-    def text(path: Path) -> str:
-        if path.stat().st_size > MAX_BYTES:
-            raise CheckpointError(f"{path}: {path.stat().st_size} bytes are too many")
-        try:
-            return path.read_bytes().decode()
-        except UnicodeDecodeError as error:
-            raise CheckpointError(f"{path}: not UTF-8: {error}") from None
+    def table(name: str) -> dict[str, Any] | None:
+        return read_json(inside(folder, name)) if _there(folder, name) else None
 
-    tokenizer = optional("tokenizer.json")
+    tokenizer = text("tokenizer.json")
     if tokenizer is None:
-        old = [n for n in ("tokenizer.model", "vocab.json") if (folder / n).exists()]
+        old = [name for name in ("tokenizer.model", "vocab.json") if _there(folder, name)]
         if old:
-            notes.append(f"no tokenizer.json; {old[0]} alone is not read")
-    config_path, generation = optional("tokenizer_config.json"), optional("generation_config.json")
-    config = read_json(config_path) if config_path else None
-    template = optional("chat_template.jinja")
-    return TextFiles(
-        tokenizer=text(tokenizer) if tokenizer else None,
-        tokenizer_config=config,
-        generation_config=read_json(generation) if generation else None,
-        chat_template=text(template) if template else _template(folder, config or {}),
-    )
+            notes.append(
+                f"no tokenizer.json, only {old[0]}, which is not read: save the tokenizer again "
+                "with Transformers' AutoTokenizer"
+            )
+    config = table("tokenizer_config.json")
+    template = text("chat_template.jinja")
+    if template is None:
+        template = _template(folder, config or {}, notes)
+    return TextFiles(tokenizer, config, table("generation_config.json"), template)
 
 
-def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
+def _template(folder: Path, config: Mapping[str, Any], notes: list[str]) -> str | None:
     """The template in ``tokenizer_config.json``: a string, or the default of a named list."""
     template = config.get("chat_template")
     if template is None or isinstance(template, str):
         return template
-    if isinstance(template, list):
-        for item in template:
-            if isinstance(item, dict) and item.get("name") == "default":
-                found = item.get("template")
-                if isinstance(found, str):
-                    return found
-        return None
-    raise CheckpointError(f"{folder}: chat_template is {type(template).__name__}, not text")
+    path = folder / "tokenizer_config.json"
+    named: dict[str, str] = {}
+    for item in template if isinstance(template, list) else [template]:
+        match item:
+            case {"name": str(name), "template": str(source)}:
+                named[name] = source
+            case _:
+                raise CheckpointError(
+                    f"{path}: chat_template is neither text nor a list of named templates"
+                )
+    if named and "default" not in named:
+        notes.append(f"{path.name} has the chat templates {', '.join(named)}, but no default")
+    return named.get("default")
+
+
+def _there(folder: Path, name: str) -> bool:
+    """Whether the folder has an entry of that name, if only a link that leads nowhere."""
+    return (folder / name).exists() or (folder / name).is_symlink()

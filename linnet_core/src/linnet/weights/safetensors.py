@@ -7,8 +7,9 @@ error, not memory. Format: https://github.com/huggingface/safetensors#format.
 import json
 import math
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -18,7 +19,10 @@ from linnet.errors import CheckpointError
 from linnet.spec.types import DType
 from linnet.weights.checkpoint import Array, StoredTensor
 from linnet.weights.dtypes import dtype_of, numpy_dtype
+from linnet.weights.paths import replacing
 from linnet.weights.strict_json import loads
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 CODES = {
     "F64": DType.F64,
@@ -38,6 +42,8 @@ CODES = {
 _NAMES = {dtype: code for code, dtype in CODES.items()}
 _MAX_HEADER = 100 << 20
 _MAX_RANK = 8
+_MAX_NAME = 1024
+_MAX_EXTENT = 1 << 63  # no file is larger, and products of a few of these still print
 
 
 class Entry(NamedTuple):
@@ -55,88 +61,121 @@ class Entry(NamedTuple):
 
 
 def read_file(path: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a file, values unread. Raises CheckpointError for whatever is not sound."""
+    """Every tensor of a file, values unread. Raises CheckpointError for whatever is not sound.
+
+    ``read()`` gives a read-only view of a memory map (a copy where the file does not align the
+    tensor), and refuses a file that has changed since.
+    """
     try:
-        size = path.stat().st_size
         with path.open("rb") as file:
-            header, start = _read_header(path, file, size)
+            stamp = _Stamp.of(file)
+            header, start = _read_header(path, file, stamp.size)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
     tensors: dict[str, StoredTensor] = {}
     spans: list[tuple[int, int, str]] = []
     for name, entry in header.items():
         dtype, shape, (begin, end) = _entry(path, name, entry)
-        if end - begin != math.prod(shape) * dtype.itemsize:
+        nbytes = math.prod(shape) * dtype.itemsize
+        if end - begin != nbytes:
             raise CheckpointError(
-                f"{path}: {name} is {dtype}{list(shape)}, which takes "
-                f"{math.prod(shape) * dtype.itemsize} bytes, but its offsets span {end - begin}"
+                f"{path}: {name} is {dtype}{list(shape)}, which takes {nbytes} bytes, but its "
+                f"offsets span {end - begin}"
             )
         spans.append((begin, end, name))
-        read = _Reader(path, size, start + begin, shape, dtype)
+        read = _Reader(path, stamp, start + begin, shape, dtype)
         tensors[name] = StoredTensor(name, shape, dtype, read)
-    _check_cover(path, spans, size - start)
+    _check_cover(path, spans, start, stamp.size)
     return tensors
 
 
+class _Stamp(NamedTuple):
+    """What tells a file from one that took its place."""
+
+    size: int
+    modified: int
+    inode: int
+
+    @classmethod
+    def of(cls, file: BinaryIO) -> "_Stamp":
+        status = os.fstat(file.fileno())
+        return cls(status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+@dataclass(frozen=True)
 class _Reader:
     """Reads one tensor as a view of a memory map that is opened when first needed."""
 
-    def __init__(
-        self, path: Path, size: int, offset: int, shape: tuple[int, ...], dtype: DType
-    ) -> None:
-        self.path, self.size, self.offset = path, size, offset
-        self.shape, self.dtype = shape, dtype
+    path: Path
+    stamp: _Stamp
+    offset: int
+    shape: tuple[int, ...]
+    dtype: DType
 
     def __call__(self) -> Array:
+        numpy = numpy_dtype(self.dtype)
         if 0 in self.shape:
-            return np.zeros(self.shape, numpy_dtype(self.dtype))
+            return np.zeros(self.shape, numpy)
+        nbytes = math.prod(self.shape) * self.dtype.itemsize
         try:
-            actual = self.path.stat().st_size
-            if actual != self.size:
-                raise CheckpointError(
-                    f"{self.path}: was {self.size} bytes when opened and is {actual} now"
-                )
-            raw = np.memmap(
-                self.path,
-                np.uint8,
-                "r",
-                self.offset,
-                (math.prod(self.shape) * self.dtype.itemsize,),
-            )
+            with self.path.open("rb") as file:
+                now = _Stamp.of(file)
+                if now != self.stamp:
+                    raise CheckpointError(
+                        f"{self.path} has changed since it was opened ({self.stamp.size} bytes "
+                        f"then, {now.size} now); open the model again"
+                    )
+                raw = np.memmap(file, np.uint8, "r", self.offset, (nbytes,))
         except OSError as error:
-            raise CheckpointError(f"{self.path}: cannot be read: {error.strerror}") from None
-        return raw.view(numpy_dtype(self.dtype)).reshape(self.shape)
+            raise CheckpointError(
+                f"{self.path}: cannot be read: {error.strerror or error}"
+            ) from None
+        values = raw.view(numpy).reshape(self.shape)
+        return values if values.flags.aligned else values.copy()
 
 
 def _read_header(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
     if size < 8:
         raise CheckpointError(f"{path}: {size} bytes are too few for a safetensors file")
     length = int.from_bytes(file.read(8), "little")
-    if length > min(size - 8, _MAX_HEADER):
+    if length > size - 8:
         raise CheckpointError(
-            f"{path}: states a header of {length} bytes, but the file has {size} in all: it is "
-            "cut short or no safetensors file"
+            f"{path}: states a header of {length} bytes, but the file is {size} bytes in all: it "
+            "is cut short, or no safetensors file"
+        )
+    # A file that only pretends is found by its first byte, before its header is in memory.
+    first = file.read(1)
+    if not 2 <= length <= _MAX_HEADER or first != b"{":
+        raise CheckpointError(
+            f"{path}: is no safetensors file: its header, {length} bytes, starts with {first!r} "
+            f"(it must be an object of at most {_MAX_HEADER} bytes)"
         )
     try:
-        header = loads(file.read(length))
+        header = loads(first + file.read(length - 1))
     except ValueError as error:
-        raise CheckpointError(f"{path}: its header is not valid JSON: {error}") from None
-    if not isinstance(header, dict):
-        raise CheckpointError(f"{path}: its header is {type(header).__name__}, not an object")
-    header.pop("__metadata__", None)
+        raise CheckpointError(f"{path}: its header is no JSON object: {error}") from None
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise CheckpointError(f"{path}: its __metadata__ holds other things than strings")
     return header, 8 + length
 
 
 def _entry(path: Path, name: str, entry: Any) -> tuple[DType, tuple[int, ...], tuple[int, int]]:
+    if not name.isprintable() or len(name) > _MAX_NAME:
+        raise CheckpointError(f"{path}: {name[:80]!r}... is not a tensor's name")
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"{path}: {name} does not state dtype, shape and data_offsets alone")
     code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(code, str) or code not in CODES:
-        known = ", ".join(CODES)
-        raise CheckpointError(f"{path}: {name} has dtype {code!r}; supported are {known}")
+        raise CheckpointError(
+            f"{path}: {name} has dtype {str(code)[:80]!r}, which Linnet does not read; it reads "
+            f"{', '.join(CODES)}: save the model in one of these"
+        )
 
     def counts(values: Any) -> bool:
-        return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
+        return isinstance(values, list) and all(
+            type(v) is int and 0 <= v < _MAX_EXTENT for v in values
+        )
 
     if not counts(shape) or len(shape) > _MAX_RANK:
         raise CheckpointError(f"{path}: {name} has shape {str(shape)[:80]}, which is none")
@@ -147,7 +186,7 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[DType, tuple[int, ...], t
     return CODES[code], tuple(shape), (offsets[0], offsets[1])
 
 
-def _check_cover(path: Path, spans: list[tuple[int, int, str]], size: int) -> None:
+def _check_cover(path: Path, spans: list[tuple[int, int, str]], start: int, size: int) -> None:
     """The tensors lie one after the other and fill the file: nothing shared, nothing hidden."""
     position = 0
     for begin, end, name in sorted(spans):
@@ -155,11 +194,10 @@ def _check_cover(path: Path, spans: list[tuple[int, int, str]], size: int) -> No
             what = "overlaps the tensor before it" if begin < position else "leaves a gap before it"
             raise CheckpointError(f"{path}: {name} at {begin}:{end} {what} (expected {position})")
         position = end
-    if position != size:
-        what = "cut short" if size < position else "followed by bytes that belong to no tensor"
+    if start + position != size:
+        what = "is cut short" if size < start + position else "has bytes that belong to no tensor"
         raise CheckpointError(
-            f"{path}: its tensors take {position} bytes, but {size} follow the header: the file "
-            f"is {what}; fetch it again"
+            f"{path} {what}: expected {start + position} bytes, actual {size}; fetch it again"
         )
 
 
@@ -168,11 +206,20 @@ def write_file(
 ) -> None:
     """Write a file beside ``path`` and rename it: it is whole, or not there.
 
-    Tensors are read one at a time. ``metadata`` is ``{"format": "pt"}`` unless given, which is
-    what Transformers asks for.
+    Tensors are read one at a time, the widest element types first so that all are aligned.
+    ``metadata`` is ``{"format": "pt"}`` unless given, which is what Transformers asks for.
     """
-    entries = list(tensors)
-    header: dict[str, Any] = {"__metadata__": dict(metadata or {"format": "pt"})}
+    with replacing(path) as file:
+        _write(file, path, list(tensors), metadata)
+
+
+def _write(
+    file: BinaryIO, path: Path, entries: list[Entry], metadata: Mapping[str, str] | None
+) -> None:
+    entries = sorted(entries, key=lambda entry: -entry.dtype.itemsize)
+    header: dict[str, Any] = {
+        "__metadata__": {"format": "pt"} if metadata is None else dict(metadata)
+    }
     position = 0
     for entry in entries:
         if entry.name in header:
@@ -185,21 +232,10 @@ def write_file(
         position += entry.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-
-    handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(len(text).to_bytes(8, "little"))
-            file.write(text)
-            for entry in entries:
-                _write_values(file, entry)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(beside).chmod(0o644)
-        Path(beside).replace(path)
-    except BaseException:
-        Path(beside).unlink(missing_ok=True)
-        raise
+    file.write(len(text).to_bytes(8, "little"))
+    file.write(text)
+    for entry in entries:
+        _write_values(file, entry)
 
 
 def _write_values(file: BinaryIO, entry: Entry) -> None:
@@ -221,8 +257,44 @@ def write_sharded(
 ) -> tuple[Path, ...]:
     """Write ``model.safetensors``, or numbered shards and their index as Transformers names them.
 
-    A tensor is never split, so one larger than ``max_shard_bytes`` gets a shard of its own.
+    A tensor is never split, so one larger than ``max_shard_bytes`` gets a shard of its own. No
+    file is put in place before the last tensor is written. Raises CheckpointError if the folder
+    holds other weights, which a reader could take for these.
     """
+    shards = _plan(tensors, max_shard_bytes)
+    places: dict[str, Path] = {}
+    paths: dict[Path, list[Entry]] = {}
+    for number, shard in enumerate(shards, 1):
+        many = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        path = folder / (many if len(shards) > 1 else SINGLE)
+        paths[path] = shard
+        for entry in shard:
+            if entry.name in places:
+                raise CheckpointError(f"{path}: {entry.name} would be written twice")
+            places[entry.name] = path
+    written = [*paths, folder / INDEX] if len(shards) > 1 else [*paths]
+    left = sorted({*folder.glob("*.safetensors"), *folder.glob(INDEX)} - {*written})
+    if left:
+        raise CheckpointError(
+            f"{folder} holds {left[0].name}, which would lie beside the weights written now; "
+            "choose an empty folder"
+        )
+    # Entered first, the index is put in place last.
+    with ExitStack() as files:
+        if len(shards) > 1:
+            total = sum(entry.nbytes for shard in shards for entry in shard)
+            index = {
+                "metadata": {"total_size": total},
+                "weight_map": {name: path.name for name, path in places.items()},
+            }
+            file = files.enter_context(replacing(folder / INDEX))
+            file.write((json.dumps(index, indent=2) + "\n").encode())
+        for path, shard in paths.items():
+            _write(files.enter_context(replacing(path)), path, shard, metadata)
+    return tuple(written)
+
+
+def _plan(tensors: Iterable[Entry], max_shard_bytes: int) -> list[list[Entry]]:
     shards: list[list[Entry]] = [[]]
     filled = 0
     for entry in tensors:
@@ -231,34 +303,13 @@ def write_sharded(
             filled = 0
         shards[-1].append(entry)
         filled += entry.nbytes
-    if len(shards) == 1:
-        write_file(folder / "model.safetensors", shards[0], metadata)
-        return (folder / "model.safetensors",)
-
-    paths = []
-    places: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        path = folder / f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        write_file(path, shard, metadata)
-        places |= {entry.name: path.name for entry in shard}
-        paths.append(path)
-    total = sum(entry.nbytes for shard in shards for entry in shard)
-    index = {"metadata": {"total_size": total}, "weight_map": places}
-    write_text(folder / "model.safetensors.index.json", json.dumps(index, indent=2) + "\n")
-    return (*paths, folder / "model.safetensors.index.json")
+    return shards
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file beside ``path`` and rename it."""
-    handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(beside).chmod(0o644)
-        Path(beside).replace(path)
-    except BaseException:
-        Path(beside).unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        file.write(text.encode())
 
 
 def entries_of(tensors: Sequence[StoredTensor]) -> list[Entry]:

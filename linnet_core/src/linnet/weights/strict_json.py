@@ -1,4 +1,4 @@
-"""JSON that strangers wrote: objects only, no key twice, no file too large to be one."""
+"""JSON and text that strangers wrote: objects, no key twice, nothing too large to be one."""
 
 import json
 from collections import Counter
@@ -11,33 +11,43 @@ MAX_BYTES = 200 << 20
 """More than any text file of a model; tokenizers with large vocabularies reach tens of MB."""
 
 
-def loads(data: bytes) -> Any:
-    """Parse UTF-8 JSON. Raises ValueError for anything else, a repeated key included."""
+def loads(data: bytes | str) -> dict[str, Any]:
+    """The object in UTF-8 JSON. Raises ValueError for anything else, a repeated key included."""
+    text = data if isinstance(data, str) else data.decode()
     try:
-        return json.loads(data.decode(), object_pairs_hook=_unique)
+        found = json.loads(text, object_pairs_hook=_unique)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{type(found).__name__}, not an object")
+    return found
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
         twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise ValueError(f"the key {twice!r} is there twice")
+        raise ValueError(f"the key {twice[:80]!r} is there twice")
     return result
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises CheckpointError for anything else."""
+    text = read_text(path)
+    try:
+        return loads(text)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: no JSON object: {error}") from None
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 file. Raises CheckpointError for anything else."""
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
-            raise CheckpointError(f"{path}: {size} bytes are too many for a JSON file of a model")
-        data = loads(path.read_bytes())
+            raise CheckpointError(f"{path}: {size} bytes are too many for a text file of a model")
+        return path.read_bytes().decode()
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path}: holds {type(data).__name__}, not an object")
-    return data
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path}: not UTF-8: {error}") from None

@@ -3,7 +3,9 @@
 import numpy as np
 
 from linnet.errors import BindingError
-from linnet.weights.checkpoint import Checkpoint, StoredTensor
+from linnet.weights.checkpoint import Array, Checkpoint, StoredTensor
+
+_CHUNK = 1 << 24  # bytes compared at a time
 
 
 def is_tied(
@@ -12,7 +14,8 @@ def is_tied(
     """Whether ``parameter`` shares the values of ``tied_to``, and a note if that needs saying.
 
     The flag is the config's ``tie_word_embeddings``; None where it does not state it. Raises
-    BindingError where flag and tensors contradict each other.
+    BindingError where flag and tensors contradict each other. Values are read only when both are
+    stored and the flag says that they are one.
     """
     head, embedding = _find(checkpoint, parameter), _find(checkpoint, tied_to)
     if head is None:
@@ -28,10 +31,16 @@ def is_tied(
         return False, f"no tie_word_embeddings: untied, since the checkpoint has {parameter}"
     if flag is False:
         return False, None
-    if embedding is not None and not _equal(head, embedding):
+    if embedding is None:
+        raise BindingError(
+            f"{parameter} is tied to {tied_to} (tie_word_embeddings is true), but the checkpoint "
+            f"stores the values as {head.name}; rename that tensor to {tied_to}"
+        )
+    if not _equal(head, embedding):
         raise BindingError(
             f"the config says that {parameter} is tied to {tied_to} (tie_word_embeddings is "
-            "true), but the checkpoint has both and they differ; set it to false to use both"
+            f"true), but the checkpoint has both and they differ: {_type(head)} and "
+            f"{_type(embedding)}; set it to false to use both"
         )
     return True, f"{parameter} is stored as well as {tied_to}, with equal values"
 
@@ -42,6 +51,19 @@ def _find(checkpoint: Checkpoint, path: str) -> StoredTensor | None:
 
 
 def _equal(one: StoredTensor, other: StoredTensor) -> bool:
+    """Equal to the bit: NaNs and the sign of zero included."""
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         return False
-    return bool(np.array_equal(one.read().view(np.uint8), other.read().view(np.uint8)))
+    a, b = _bytes(one.read()), _bytes(other.read())
+    return all(
+        np.array_equal(a[start : start + _CHUNK], b[start : start + _CHUNK])
+        for start in range(0, a.size, _CHUNK)
+    )
+
+
+def _bytes(values: Array) -> Array:
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+
+
+def _type(tensor: StoredTensor) -> str:
+    return f"{tensor.name} {tensor.dtype}{list(tensor.shape)}"

@@ -1,0 +1,60 @@
+"""Files that strangers name, and files that are whole or not there.
+
+Knows nothing of what is in them.
+"""
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from linnet.errors import CheckpointError
+
+
+def inside(folder: Path, name: str) -> Path:
+    """``folder / name`` if that is a plain name of a file whose real path stays in the folder.
+
+    A Hub cache's snapshot links to blobs beside it; those belong to the model. Raises
+    CheckpointError otherwise: a model from a stranger names no file of ours.
+    """
+    plain = name.isprintable() and len(name.encode("utf-8", "replace")) < 256
+    if not plain or name in ("", ".", "..") or any(mark in name for mark in "/\\:"):
+        raise CheckpointError(f"{folder}: {name[:256]!r} is not a plain file name")
+    path = folder / name
+    try:
+        real, root = path.resolve(), folder.resolve()
+    except (OSError, RuntimeError):  # Python before 3.13 says RuntimeError to a loop of links
+        raise CheckpointError(f"{path} is a link that leads nowhere") from None
+    roots = [root]
+    if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
+        roots.append(root.parent.parent / "blobs")
+    if not any(real.is_relative_to(allowed) for allowed in roots):
+        raise CheckpointError(
+            f"{path} leads to {real}, which is outside the model's folder; if you trust it, put "
+            "the file itself there"
+        )
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; was the model fetched whole?")
+    if not path.is_file():
+        raise CheckpointError(f"{path} is not a regular file")
+    return path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of ``path`` when the block ends, or vanishes if it fails."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with beside.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise CheckpointError(f"{path}: cannot be written: {error.strerror or error}") from error
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
