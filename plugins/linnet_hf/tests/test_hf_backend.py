@@ -1,5 +1,6 @@
 """Transformers as a backend: what it computes is what plain ``from_pretrained`` computes."""
 
+import json
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
 
+from linnet.cli.main import build_app
 from linnet.errors import BindingError, CheckpointError, RequestError, UnavailableError
 from linnet.models.llama import Llama
 from linnet.plugins.interfaces import LoadOptions
@@ -243,3 +246,25 @@ def test_rope_as_releases_before_5_state_it() -> None:
 def test_it_is_the_first_choice_of_reference() -> None:
     backends = plugin_manager().backends.values()
     assert max(backends, key=lambda b: b.reference_priority).name == "transformers"
+
+
+def test_check_takes_it_as_the_reference(tmp_path: Path) -> None:
+    """NumPy is within 1e-4 of it on 400 tokens: whole, in chunks, and one by one."""
+    save(tmp_path, rope_theta=10000.0, rope_scaling=LLAMA3)
+    arguments = ["check", str(tmp_path), "--backend", "reference", "--bound", "1e-4", "--json"]
+    result = CliRunner().invoke(build_app(), [*arguments, "--tokens", "400"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["reference"]["backend"] == "transformers" and told["passed_over"] == []
+    assert [row["entry"] for row in told["rows"]] == ["forward", "extend", "decode"]
+    assert all(row["distance"]["top1"] == 1.0 for row in told["rows"])
+
+
+def test_check_passes_it_over_where_it_would_be_another_model(tmp_path: Path) -> None:
+    save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "sliding_window": 7}))
+    arguments = ["check", str(tmp_path), "--backend", "reference", "--tokens", "40", "--json"]
+    told = json.loads(CliRunner().invoke(build_app(), arguments).stdout)
+    assert told["reference"]["backend"] == "reference"
+    assert "transformers: the config has sliding_window 7" in told["passed_over"][0]
