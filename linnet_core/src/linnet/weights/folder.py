@@ -22,7 +22,7 @@ class SafetensorsFormat:
         notes: list[str] = []
         folder = path if path.is_dir() else path.parent
         tensors = _folder(path, notes) if path.is_dir() else _file(path)
-        if not (folder / "config.json").exists():
+        if not _there(folder, "config.json"):
             raise CheckpointError(
                 f"{folder} has no config.json: tensors alone do not say what model they are; put "
                 "the model's config.json beside them"
