@@ -40,5 +40,3 @@ def load(bound: Callable[[str], BoundModel]) -> Iterator[Load]:
     yield start
     for session in sessions:
         session.close()
-
-

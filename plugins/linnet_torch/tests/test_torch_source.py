@@ -11,11 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
 
 from linnet.plugins.manager import plugin_manager
 from linnet.spec import Program, from_json, to_json
 from linnet.spec.ops import CALLS, PRIMITIVES
 from linnet.testing.fixtures import f0_config, random_checkpoint
+from linnet_torch.generated import load_module
 from linnet_torch.layout import wrap
 from linnet_torch.ops import CLAIMED, RULES
 from linnet_torch.source import generate
@@ -130,6 +133,26 @@ def test_the_file_runs_with_torch_alone(changes: dict[str, object], tmp_path: Pa
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[1] == "True"
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools")
+def test_torch_compile_takes_it_whole(text: str) -> None:
+    """No graph break, and one graph for every position."""
+    module = load_module(text, "f0")
+    tensors = {
+        name: torch.from_numpy(tensor.read().copy())
+        for name, tensor in random_checkpoint(f0_config(), seed=0).tensors.items()
+    }
+    w, state = module.weights(tensors), module.caches(2, 32, dtype=torch.float32)
+    counter = CompileCounter()
+    step = torch.compile(module.decode_greedy, fullgraph=True, backend=counter)
+    with torch.inference_mode():
+        for position in range(4):
+            tokens, positions = torch.tensor([3, 4]), torch.tensor([position, -1])
+            chosen = step(w, state, tokens, positions, end=32)
+            again = module.decode_greedy(w, state, tokens, positions, end=position + 1)
+            assert chosen[0] == again[0]
+    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize(

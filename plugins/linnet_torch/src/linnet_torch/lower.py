@@ -24,12 +24,14 @@ import dataclasses
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
+from linnet.spec.ops import CALLS
 from linnet.spec.passes.expand import expand
 from linnet.spec.program import CONTEXT, Function, Node, Program, Value
 from linnet.spec.types import Dim, DType, TensorType
+from linnet_torch.merge import merge
+from linnet_torch.starts import mark_starts
 
 HOISTED = ("end", "dtype", "slots", "visible")
-CALLS = ("call", "loop")
 STATE_OPS = ("update", "write", "read")
 
 OPAQUE = TensorType(DType.BOOL, ())
@@ -270,154 +272,6 @@ def _slim(function: Function, kept: Mapping[str, Sequence[int]]) -> Function:
         needed.update(node.inputs)
         slim.append(node)
     return dataclasses.replace(function, body=tuple(reversed(slim)))
-
-
-# --- merging ----------------------------------------------------------------------------------
-
-
-def merge(program: Program) -> Program:
-    """Functions that do the same thing become one: the one whose sizes are the more general."""
-    known: dict[str, str] = {}
-    functions: dict[str, Function] = {}
-    for name, function in program.functions.items():
-        renamed = _renamed(function, known)
-        general = next((g for g in functions.values() if is_instance(renamed, g)), None)
-        known[name] = name if general is None else general.name
-        if general is None:
-            functions[name] = renamed
-    names = _short_names(functions)
-    functions = {names[n]: _renamed(f, names, names[n]) for n, f in functions.items()}
-    final = {name: names[other] for name, other in known.items()}
-    entries = {name: _renamed(entry, final) for name, entry in program.entries.items()}
-    return dataclasses.replace(program, functions=functions, entries=entries)
-
-
-def _renamed(function: Function, names: Mapping[str, str], name: str = "") -> Function:
-    body = tuple(
-        dataclasses.replace(node, attrs={**node.attrs, "function": names[node.attrs["function"]]})
-        if node.op in CALLS
-        else node
-        for node in function.body
-    )
-    return dataclasses.replace(function, name=name or function.name, body=body)
-
-
-def _short_names(functions: Mapping[str, Function]) -> dict[str, str]:
-    """``layer_extend``, which uses a cache and now serves every entry, is ``layer_cached``."""
-    names: dict[str, str] = {}
-    for name in functions:
-        base = min((other for other in functions if _is_variant(name, other)), key=len)
-        short = base if base == name else f"{base}_cached"
-        names[name] = name if short in names.values() else short
-    return names
-
-
-def _is_variant(name: str, base: str) -> bool:
-    return name == base or name.startswith(f"{base}_")
-
-
-def is_instance(function: Function, general: Function) -> bool:
-    """Whether ``function`` is ``general`` for particular sizes."""
-    sizes: dict[str, Dim] = {}
-    same: dict[Value, Value] = {}
-
-    def fits(theirs: Any, ours: Any) -> bool:
-        if isinstance(theirs, tuple) and isinstance(ours, tuple):
-            return len(theirs) == len(ours) and all(map(fits, theirs, ours))
-        if isinstance(theirs, str) and isinstance(ours, str | int):
-            return sizes.setdefault(theirs, ours) == ours
-        return bool(theirs == ours)
-
-    def pair(theirs: Sequence[Value], ours: Sequence[Value]) -> bool:
-        if len(theirs) != len(ours):
-            return False
-        for g, f in zip(theirs, ours, strict=True):
-            if g.type.dtype is not f.type.dtype or not fits(g.type.shape, f.type.shape):
-                return False
-            same[g] = f
-        return True
-
-    if not pair(general.inputs, function.inputs) or len(general.body) != len(function.body):
-        return False
-    for g, f in zip(general.body, function.body, strict=True):
-        if g.op != f.op or tuple(same[v] for v in g.inputs) != f.inputs:
-            return False
-        if not _same_attrs(g, f, fits) or not pair(g.outputs, f.outputs):
-            return False
-    return tuple(same[value] for value in general.outputs) == function.outputs
-
-
-def _same_attrs(general: Node, node: Node, fits: Any) -> bool:
-    """Sizes may be particular, everything else must be equal."""
-    if general.attrs.keys() != node.attrs.keys():
-        return False
-    sizes = {"shape", "size", "context"}
-    return all(
-        fits(value, node.attrs[name]) if name in sizes else value == node.attrs[name]
-        for name, value in general.attrs.items()
-    )
-
-
-# --- rows that are alike ----------------------------------------------------------------------
-
-
-def mark_starts(entry: Function) -> Function:
-    """Mark the nodes that may rely on ``start``: where every row starts, if it is the same place.
-
-    A session gives it for rows that all start there and have all their tokens. It helps only where
-    positions follow from the entry's own inputs in the way of ``linnet.spec.decoder``; this looks
-    that up rather than believing it. ``start="0"`` marks positions that are 0, 1, 2, ... anyway.
-    """
-    made = {value: node for node in entry.body for value in node.outputs}
-    inputs = {value.name: value for value in entry.inputs}
-    starts = inputs.get("starts") or inputs.get("positions")
-
-    def is_op(value: Value, op: str) -> bool:
-        return value in made and made[value].op == op
-
-    def is_number(value: Value, number: int) -> bool:
-        return is_op(value, "constant") and tuple(made[value].attrs["values"]) == (number,)
-
-    def is_column(value: Value) -> bool:
-        """``starts`` as ``[B, 1]``."""
-        return is_op(value, "reshape") and made[value].inputs[0] == starts
-
-    def is_full(lengths: Value) -> bool:
-        """Given as an input, or 1 where the position is not negative and else 0."""
-        if lengths == inputs.get("lengths"):
-            return True
-        if not is_op(lengths, "where"):
-            return False
-        condition, one, zero = made[lengths].inputs
-        if not (is_op(condition, "le") and is_number(one, 1) and is_number(zero, 0)):
-            return False
-        low, position = made[condition].inputs
-        return is_number(low, 0) and position == starts
-
-    def start_of(node: Node) -> str | None:
-        first = node.inputs[0]
-        if node.op == "slots":
-            return "start" if first == starts and is_full(node.inputs[1]) else None
-        if len(node.inputs) == 1:
-            while is_op(first, "broadcast") or is_op(first, "reshape"):
-                first = made[first].inputs[0]
-            plain = is_op(first, "iota") and made[first].attrs["size"] == node.attrs["context"]
-            return "0" if plain else None
-        if is_column(first) and first.type.shape[1] == 1:
-            return "start"
-        if is_op(first, "add"):
-            column, step = made[first].inputs
-            if is_column(column) and is_op(step, "iota"):
-                return "start" if made[step].attrs["size"] == first.type.shape[1] else None
-        return None
-
-    body = tuple(
-        dataclasses.replace(node, attrs={**node.attrs, "start": start_of(node)})
-        if node.op in ("slots", "visible")
-        else node
-        for node in entry.body
-    )
-    return dataclasses.replace(entry, body=body)
 
 
 # --- order ------------------------------------------------------------------------------------

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
+from linnet.spec.ops import CALLS
 from linnet.spec.program import Function, Program, Value
 from linnet.spec.program import State as StateSpec
 from linnet.spec.types import DType
 from linnet_torch.layout import WIDTH, wrap
-from linnet_torch.lower import CALLS, OPAQUE, STATE_OPS, lower
+from linnet_torch.lower import OPAQUE, STATE_OPS, lower
 from linnet_torch.ops import CLAIMED
 from linnet_torch.writer import Needs, Requests, Writer, place, shape_text
 

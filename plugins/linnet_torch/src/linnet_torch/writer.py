@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from linnet.errors import UnavailableError
+from linnet.spec.ops import CALLS
 from linnet.spec.program import Function, Node, Value
 from linnet.spec.types import Dim, DType
 from linnet_torch.layout import WIDTH, wrap
-from linnet_torch.lower import CALLS, HOISTED, OPAQUE, STATE_OPS
-from linnet_torch.ops import TORCH_DTYPES, UNARY, Expr, as_tensor, write_op
+from linnet_torch.lower import HOISTED, OPAQUE, STATE_OPS
+from linnet_torch.naming import Naming
+from linnet_torch.ops import TORCH_DTYPES, Expr, as_tensor, write_op
 
 LEAVES = ("parameter", "end", "dtype")
 CHAINED = ("reshape", "broadcast", "transpose", "cast", "slice")
@@ -27,34 +29,6 @@ EFFECTS = (*CALLS, *STATE_OPS, "slots", "visible", "entry")
 
 DEPTH = 3
 """How many operations may be nested in one expression."""
-
-NAMES = {
-    "embedding": "x",
-    "rms_norm": "h",
-    "layer_norm": "h",
-    "call": "x",
-    "swiglu": "h",
-    "attend": "y",
-    "matmul": "y",
-    "iota": "positions",
-    "entry": "logits",
-    "reduce_sum": "total",
-    "reduce_max": "peak",
-    "softmax": "p",
-    "constant": "values",
-    "concat": "joined",
-    "eq": "mask",
-    "lt": "mask",
-    "le": "mask",
-    "and": "mask",
-    "xor": "bits",
-    "shift_right": "bits",
-    "argmax": "tokens",
-    "greedy": "tokens",
-    "sample": "tokens",
-    "sort": "ranked",
-}
-"""What a result is called when nothing else says so; other ops pass on their input's name."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +80,7 @@ class Writer:
                 self.users.setdefault(value, []).append(index)
         for value in function.outputs:
             self.users.setdefault(value, []).append(len(function.body))
-        self.hints = self._hints()
+        self.hints = Naming(function, self.made, self.users).hints
         self.named: set[int] = set()  # nodes that were made statements to shorten another
         self.borrowed: set[Value] = set()  # inputs that only lend their device or dtype
         self.names: dict[Value, str] = {}
@@ -150,52 +124,6 @@ class Writer:
         return all(self.inline(between) for between in range(index + 1, user))
 
     # --- what they are called ------------------------------------------------------------------
-
-    def _hints(self) -> dict[Value, str]:
-        hints = {value: value.name for value in self.function.inputs}
-        for node in self.function.body:
-            for value in node.outputs:
-                hints[value] = value.name or self._hint(node, value, hints)
-        return hints
-
-    def _hint(self, node: Node, value: Value, hints: Mapping[Value, str]) -> str:
-        if node.op in STATE_OPS:
-            return str(node.attrs["state"].rpartition(".")[2])
-        if node.op == "rope_table":
-            return "cos" if value == node.outputs[0] else "sin"
-        if node.op == "loop":
-            return hints[node.inputs[node.outputs.index(value)]]
-        if node.op == "linear":
-            parameter = self.made.get(node.inputs[1])
-            path = parameter[1].attrs.get("path", "") if parameter else ""
-            name = path.split(".")[-2] if path.count(".") else "y"
-            return "logits" if "head" in name else str(name.removesuffix("_proj"))
-        if node.op == "add" and value.type.dtype is DType.I32:
-            return self._called_as(value) or "positions"
-        if node.op in NAMES:
-            return self._called_as(value) or NAMES[node.op]
-        for operand in node.inputs:
-            if self._carries(operand, value):
-                return self._called_as(value) or hints[operand]
-        return self._called_as(value) or ("x" if node.op == "gather" else "y")
-
-    def _carries(self, operand: Value, value: Value) -> bool:
-        """Whether a result may go by the name of this operand: both are the same kind of thing."""
-        node = self.made[operand][1] if operand in self.made else None
-        if node and (node.op == "parameter" or (node.op == "constant" and not node.attrs["shape"])):
-            return False
-        kinds = [(v.type.dtype.is_float, v.type.dtype is DType.BOOL) for v in (operand, value)]
-        return kinds[0] == kinds[1]
-
-    def _called_as(self, value: Value) -> str:
-        """What an integer is called by the functions that it is passed to."""
-        for user in self.users.get(value, ()):
-            node = self.function.body[user] if user < len(self.function.body) else None
-            if node and node.op == "slots":
-                return ("starts", "lengths", "end", "rows")[node.inputs.index(value)]
-            if node and node.op == "visible":
-                return "positions"
-        return ""
 
     def _name(self, value: Value, statement: int) -> str:
         """The hint, or the hint with a number while another value of that name is needed."""
@@ -457,6 +385,3 @@ class Writer:
 def shape_text(value: Value) -> str:
     """``[B, S, 48]``; T as far as a call reads is ``end``."""
     return f"[{', '.join('end' if dim == 'T' else str(dim) for dim in value.type.shape)}]"
-
-
-__all__ = ["UNARY", "Needs", "Requests", "Writer", "place", "shape_text"]
