@@ -16,7 +16,8 @@ from linnet.errors import SourceError
 from linnet.nest.card import HubSource
 
 PATTERNS = ("*.json", "*.jinja", "*.safetensors", "tokenizer.model")
-"""What is fetched of a repository; never .bin, which would need pickle."""
+"""What is fetched of a repository: never .bin, which would need pickle, nor a subfolder, which
+holds other formats and earlier steps."""
 PATIENCE = 2.5
 """Seconds the Hub has to give a sign of life."""
 
@@ -51,6 +52,7 @@ def fetch(source: HubSource, report: Callable[[str], None]) -> Path:
             source.repo,
             revision=source.revision,
             allow_patterns=list(PATTERNS),
+            ignore_patterns=["*/*"],
             endpoint=constants.ENDPOINT,
             cache_dir=constants.HF_HUB_CACHE,
         )

