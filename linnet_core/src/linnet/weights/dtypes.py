@@ -59,7 +59,7 @@ def cast(array: Array, dtype: DType, name: str) -> Array:
     lost, infinite, largest = 0, 0, 0.0
     for start in range(0, flat.size, _CHUNK):
         before, after = flat[start : start + _CHUNK], result[start : start + _CHUNK]
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             after[:] = before
         if may_overflow and not np.isfinite(after).all():
             overflowed = np.isfinite(before) & ~np.isfinite(after)
