@@ -21,8 +21,8 @@ from linnet.spec import (
     trace_decoder,
 )
 from linnet.spec import composites as ops
-from linnet.spec.blocks import read
-from linnet.spec.trace import apply
+from linnet.spec.blocks import State, read
+from linnet.spec.trace import apply, current, perform
 from linnet.testing.backends import ints, tokens_of
 from linnet.testing.fixtures import random_values
 from linnet.weights.binding import BoundModel, BoundParameter
@@ -190,3 +190,65 @@ def test_the_run_s_dtype_reaches_functions_that_see_no_float() -> None:
         logits = session.run("forward", {"tokens": tokens})
         np.testing.assert_allclose(logits, expected, atol=most, rtol=0)
     assert "dtype: torch.dtype" in session.source()
+
+
+class Memory(Block):
+    """A state that is read before it is written, read after, written again, and left at that."""
+
+    def __init__(self) -> None:
+        self.kept = State((2, 12))
+        self.log = State((SIZE,))
+
+    def __call__(self, x: Tensor, span: Span) -> Tensor:
+        if span.starts is None or span.lengths is None:
+            return x
+        batch, length, _ = x.shape
+        rows = [] if span.rows is None else [span.rows]
+        where = [span.starts, span.lengths, *rows]
+        builder = current()
+        kept, log = (
+            {"state": builder.local(builder.tracer.path(state)), "shape": state.full_shape}
+            for state in (self.kept, self.log)
+        )
+        heads = ops.reshape(x, batch, length, 2, 12)
+        before = apply("state_read", *rows, **kept)
+        perform("state_write", heads, *where, **kept)
+        after = apply("state_read", *rows, **kept)
+        perform("state_write", heads * 0.5, *where, **kept)
+        perform("state_write", x, *where, **log)
+        new = ops.attention(heads, after, after, span.positions, scale=0.3)
+        old = ops.attention(heads, before, before, span.positions, scale=0.3)
+        return x + ops.reshape(new - old, batch, length, SIZE)
+
+
+@pytest.mark.parametrize("numerics", ["fast", "exact"])
+def test_states_read_and_written_in_any_order(numerics: str) -> None:
+    class Model(Decoder):
+        def __init__(self) -> None:
+            self.embed = Embedding(136, SIZE)
+            self.memory = Memory()
+            self.head = Linear(SIZE, 136)
+
+        def hidden(self, tokens: Tensor, span: Span) -> Tensor:
+            return self.memory(self.embed(tokens), span)
+
+        def logits(self, hidden: Tensor) -> Tensor:
+            return self.head(hidden)
+
+    model = model_of(trace_decoder("memory", Model()))
+    options = LoadOptions(dtype="f32", rows=3, max_seq=40, threads=2, numerics=numerics)
+    ours, theirs = TorchBackend().load(model, options), ReferenceBackend().load(model, options)
+    where = {"rows": ints(2, 0), "starts": ints(0, 0), "lengths": ints(9, 4)}
+    one = {"rows": ints(0), "starts": ints(3), "lengths": ints(5)}
+    for inputs in ({"tokens": tokens_of(2, 9), **where}, {"tokens": tokens_of(1, 5), **one}):
+        tested, reference = (session.run("extend", inputs) for session in (ours, theirs))
+        np.testing.assert_allclose(tested, reference, atol=1e-5, rtol=1e-5)
+    for _ in range(2):  # a step is an extend by one token
+        step = {"tokens": ints(4, 5, 6), "positions": ints(8, -1, 9)}
+        where = {"rows": ints(0, 2), "starts": ints(8, 9), "lengths": ints(1, 1)}
+        tested = ours.run("decode", step)[[0, 2]]
+        reference = theirs.run("extend", {"tokens": ints(4, 6).reshape(2, 1), **where})
+        np.testing.assert_allclose(tested, reference, atol=1e-5, rtol=1e-5)
+    for path in ("kept", "log"):
+        cache = getattr(ours._state.memory, path)[:, :-1].numpy()
+        np.testing.assert_allclose(cache, theirs._interpreter.states[f"memory.{path}"], atol=1e-6)

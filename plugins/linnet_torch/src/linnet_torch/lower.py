@@ -123,7 +123,7 @@ class _Rewriter:
                     self.body.append(Node("read", operands, node.outputs, attrs))
                 case "attention":
                     q, k, v, positions = inputs
-                    visible = self._visible(positions, k.type.shape[1], node.attrs["window"])
+                    visible = self._visible(positions, k.type.shape[1], node.attrs.get("window"))
                     attrs = {"scale": node.attrs["scale"]}
                     self.body.append(Node("attend", (q, k, v, visible), node.outputs, attrs))
                 case "cast" if node.attrs["dtype"] == DType.FLOAT and not self._has_float():

@@ -303,7 +303,8 @@ def _softmax(c: Context, node: Node, operands: list[Expr]) -> Expr:
 
 
 def _rope_table(c: Context, node: Node, operands: list[Expr]) -> Expr:
-    scale = [] if node.attrs["scale"] == 1.0 else [f"scale={node.attrs['scale']!r}"]
+    factor = node.attrs.get("scale", 1.0)
+    scale = [] if factor == 1.0 else [f"scale={factor!r}"]
     return _call(c.helper("rope_table"), operands[0].text, c.literal(node), *scale)
 
 
