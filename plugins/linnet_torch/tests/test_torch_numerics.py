@@ -136,11 +136,11 @@ def test_exact_numerics_are_the_fast_ones(name: str, load: Load) -> None:
     fast, exact = load(name), load(name, numerics="exact")
     assert exact.granted.numerics == "exact"
     assert "F." not in (exact.source() or "").split("def attention")[1]
+    theirs = fast.run("forward", {"tokens": tokens})
+    # Rounding is relative to the largest terms: the tied head's logits reach 50.
+    within = 1e-5 * max(1.0, float(np.abs(theirs).max()) / 10)
     np.testing.assert_allclose(
-        exact.run("forward", {"tokens": tokens}),
-        fast.run("forward", {"tokens": tokens}),
-        atol=1e-5,
-        rtol=1e-5,
+        exact.run("forward", {"tokens": tokens}), theirs, atol=within, rtol=0
     )
     inputs = {
         "tokens": tokens,
@@ -152,7 +152,7 @@ def test_exact_numerics_are_the_fast_ones(name: str, load: Load) -> None:
     for entry, given in (("extend", inputs), ("decode", step)):
         ours, theirs = exact.run(entry, given), fast.run(entry, given)
         live = slice(None) if entry == "extend" else [0, 2]
-        np.testing.assert_allclose(ours[live], theirs[live], atol=1e-5, rtol=1e-5)
+        np.testing.assert_allclose(ours[live], theirs[live], atol=within, rtol=0)
         assert np.isfinite(ours).all()
 
 
