@@ -43,7 +43,9 @@ def test_check_against_transformers(smollm2_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["reference"]["backend"] == "transformers"
-    (row,) = [row for row in report["rows"] if row["backend"] == "torch" and row["entry"] == "forward"]
+    (row,) = [
+        row for row in report["rows"] if row["backend"] == "torch" and row["entry"] == "forward"
+    ]
     assert row["distance"]["max_abs"] <= 1e-3
     assert row["distance"]["top1"] == 1.0
 

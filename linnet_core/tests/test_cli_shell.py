@@ -140,7 +140,7 @@ def test_version() -> None:
     [
         ([], "Usage: linnet"),
         (["--strict-plugins"], "Missing command"),
-        (["inspct"], "No such command 'inspct'. Did you mean 'inspect'?"),
+        (["inspct"], "No such command 'inspct'. Did you mean 'inspect'"),
         (["inspect"], "Missing argument 'MODEL'"),
         (["--bogus"], "No such option: --bogus"),
         (["inspect", "x", "--program", "--functions"], "exclude one another"),

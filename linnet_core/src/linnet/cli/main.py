@@ -23,7 +23,6 @@ import os
 import sys
 from contextlib import redirect_stdout
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -48,8 +47,7 @@ def build_app() -> typer.Typer:
     )
     app.callback()(main_options)
     for name in COMMANDS:
-        if find_spec(f"linnet.cli.{name}"):
-            import_module(f"linnet.cli.{name}").register(app)
+        import_module(f"linnet.cli.{name}").register(app)
     return app
 
 

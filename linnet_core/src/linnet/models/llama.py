@@ -94,8 +94,9 @@ def read_config(config: Mapping[str, Any], tied: bool) -> tuple[LlamaConfig, tup
         max_positions=max_positions,
         rope=read_rope(read, head_dim, max_positions),
         windows=(window,) * layers,
-        attention_bias=read.default("attention_bias", False),
-        mlp_bias=read.default("mlp_bias", False),
+        # Absence means false in every Llama config; binding would find a bias that is there.
+        attention_bias=read.optional("attention_bias", bool) or False,
+        mlp_bias=read.optional("mlp_bias", bool) or False,
         tied=tied,
     )
     return result, tuple(read.notes)
@@ -213,5 +214,5 @@ class Llama:
             vocab=config.vocab,
             max_positions=config.max_positions,
             describe=asdict(config),
-            notes=(*checkpoint.notes, *notes, *([tie_note] if tie_note else [])),
+            notes=(*notes, *([tie_note] if tie_note else [])),
         )

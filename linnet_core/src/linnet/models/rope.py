@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from linnet.errors import ConfigError
 from linnet.models.config import Reader
 
@@ -62,7 +64,7 @@ def read_rope(config: Reader, size: int, max_positions: int) -> Rope:
     if partial != 1.0:
         raise ConfigError(f"partial_rotary_factor is {partial}, which this family does not have")
 
-    frequencies = [float(theta) ** (-2 * i / size) for i in range(size // 2)]
+    frequencies = _unscaled(float(theta), size)
     scale = 1.0
     given = Settings(kind, settings)
     if kind == "linear":
@@ -78,6 +80,16 @@ def read_rope(config: Reader, size: int, max_positions: int) -> Rope:
         )
     given.done()
     return Rope(float(theta), kind, tuple(frequencies), scale, tuple(sorted(settings.items())))
+
+
+def _unscaled(theta: float, size: int) -> list[float]:
+    """``theta ** (-2i / size)``, rounded to f32 where Transformers rounds.
+
+    Models are trained with that table. An exact one is off by 1e-7 of the angle, which some
+    positions of SmolLM2 turn into a difference of 1e-3 in a logit.
+    """
+    f32 = np.float32
+    return [float(1 / f32(theta ** float(f32(2 * i) / f32(size)))) for i in range(size // 2)]
 
 
 class Settings:
@@ -165,8 +177,7 @@ def _yarn(
     if low == high:
         high += 0.001
     frequencies = []
-    for i in range(size // 2):
-        base = theta ** (-2 * i / size)
+    for i, base in enumerate(_unscaled(theta, size)):
         ramp = min(max((i - low) / (high - low), 0.0), 1.0)
         frequencies.append(base / factor * ramp + base * (1 - ramp))
     return frequencies, scale

@@ -27,7 +27,8 @@ class BoundModel:
 
     ``parameters`` has an entry for every parameter of the program that is not tied; a tied one
     is found under the path it is tied to. ``describe`` is the typed config, for people;
-    ``vocab`` and ``max_positions`` are what generation needs to know of it.
+    ``vocab`` and ``max_positions`` are what generation needs to know of it. ``notes`` are the
+    family's own, beside those of the checkpoint.
     """
 
     program: Program
