@@ -83,7 +83,8 @@ class Interpreter:
                 return [self.parameters[prefix + attrs["path"]]]
             case "state_read":
                 state = self.states[prefix + attrs["state"]]
-                return [state[operands[0]] if operands else state]
+                # A copy: a later write must not change what was read before it.
+                return [state[operands[0]] if operands else state.copy()]
             case "state_write":
                 _write(self.states[prefix + attrs["state"]], *operands)
                 return []

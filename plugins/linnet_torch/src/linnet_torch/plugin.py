@@ -19,7 +19,7 @@ def linnet_register_backends() -> list[Backend]:
                 {Capability.FORWARD, Capability.CACHE, Capability.CHOICE, Capability.SOURCE}
             ),
             requires=("torch",),
-            extra="torch",
+            extra="linnet[torch]",
             priority=100,
             api_version=1,
         )
