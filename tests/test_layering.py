@@ -34,6 +34,7 @@ LAYERS: dict[str, set[str]] = {
     "cli": PLUGIN_HOST | {"nest", "runtime", "distance", "bench", "cli", "__init__"},
     "testing": PLUGIN_HOST | {"models", "runtime", "reference", "distance", "testing"},
     "__init__": {"errors", "plugins", "runtime"},
+    "__main__": {"cli"},
 }
 """What each part of ``linnet`` may import of ``linnet``; ``__init__`` is the package itself."""
 

@@ -31,7 +31,8 @@ def test_a_joined_program_computes_the_same(name: str) -> None:
     check(joined)
     assert from_json(to_json(joined)) == joined
     plain = logits(model, model.program)
-    np.testing.assert_allclose(logits(model, joined), plain, atol=1e-5, rtol=0)
+    scale = np.abs(plain).max()  # tied embeddings give logits of 50
+    np.testing.assert_allclose(logits(model, joined), plain, atol=2e-6 * scale, rtol=0)
 
 
 def test_what_is_joined() -> None:
