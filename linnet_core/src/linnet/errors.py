@@ -37,6 +37,10 @@ class SourceError(LinnetError):
     """A model's files cannot be found, fetched or verified."""
 
 
+class BenchError(LinnetError):
+    """A measurement that cannot be made, or that is void."""
+
+
 class RequestError(LinnetError):
     """A generation request is not valid: a bad sampling option, an empty or over-long prompt."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from linnet.plugins.benchmark import Job, Measurement
 from linnet.spec.program import Program
 from linnet.weights.binding import BoundModel
 from linnet.weights.checkpoint import Array, Checkpoint
@@ -129,5 +130,5 @@ class ExporterInterface(Protocol):
 class BenchMethodInterface(Protocol):
     """A benchmark method."""
 
-    def measure(self, model: Any, workload: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Load, warm up, run and measure in this process; the metrics of one row."""
+    def measure(self, job: Job) -> Measurement:
+        """Load, warm up, run and measure, in a process that does nothing else."""

@@ -40,7 +40,7 @@ class TransformersBackend:
     def probe(self) -> Probe:
         """Versions, and the CUDA devices there are."""
         cuda = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        return Probe(True, ", ".join([*_versions(), *(cuda or ["no CUDA device"])]))
+        return Probe(True, ", ".join([*versions(), *(cuda or ["no CUDA device"])]))
 
     def load(self, model: BoundModel, options: LoadOptions) -> "TransformersSession":
         """Build the class without initialising it and give it the checkpoint's tensors.
@@ -67,7 +67,7 @@ class TransformersBackend:
         if max_seq is None:
             raise UnavailableError("this model states no longest sequence: give max_seq")
         torch.set_num_threads(options.threads)
-        loaded = _load(model, name).to(device)
+        loaded = load_model(model, name).to(device)
         granted = Granted(
             backend="transformers",
             mode=loaded.config._attn_implementation,
@@ -76,7 +76,7 @@ class TransformersBackend:
             rows=options.rows,
             max_seq=max_seq,
             threads=torch.get_num_threads(),
-            notes=(", ".join(_versions()),),
+            notes=(", ".join(versions()),),
         )
         return TransformersSession(loaded, model, granted)
 
@@ -116,7 +116,8 @@ class TransformersSession:
         self._loaded = None
 
 
-def _versions() -> list[str]:
+def versions() -> list[str]:
+    """What computes: for notes."""
     return [f"transformers {transformers.__version__}", f"torch {torch.__version__}"]
 
 
@@ -135,7 +136,7 @@ def _device(asked: str | None) -> torch.device:
     return device
 
 
-def _load(model: BoundModel, dtype: str) -> Any:
+def load_model(model: BoundModel, dtype: str, attention: str = "eager") -> Any:
     """The Transformers model, in evaluation mode, on the CPU."""
     checkpoint = model.checkpoint
     config = _config(model)
@@ -156,7 +157,7 @@ def _load(model: BoundModel, dtype: str) -> Any:
             None,
             config=config,
             state_dict=state,
-            attn_implementation="eager",
+            attn_implementation=attention,
             local_files_only=True,
             ignore_mismatched_sizes=True,  # they are in the report, and refused below
             output_loading_info=True,

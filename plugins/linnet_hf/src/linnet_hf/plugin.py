@@ -1,6 +1,6 @@
 """What this distribution offers to Linnet. Imports nothing but Linnet."""
 
-from linnet.plugins.descriptors import Backend, Capability
+from linnet.plugins.descriptors import Backend, BenchMethod, Capability
 from linnet.plugins.hookspecs import hookimpl
 
 
@@ -21,5 +21,26 @@ def linnet_register_backends() -> list[Backend]:
             priority=-10,
             reference_priority=10,
             api_version=1,
+        )
+    ]
+
+
+@hookimpl
+def linnet_register_bench_methods() -> list[BenchMethod]:
+    """Transformers as users run it, and compiled with a static cache."""
+    return [
+        BenchMethod(
+            name=name,
+            target=target,
+            title=title,
+            group="PyTorch",
+            dtypes=("f32", "bf16", "f16"),
+            requires=("torch", "transformers"),
+            extra="linnet[hf]",
+            api_version=1,
+        )
+        for name, target, title in (
+            ("transformers", "linnet_hf.bench:Eager", "Transformers"),
+            ("transformers-compiled", "linnet_hf.bench:Compiled", "Transformers, compiled"),
         )
     ]

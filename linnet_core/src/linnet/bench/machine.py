@@ -1,0 +1,79 @@
+"""The machine: what it is, how fast it reads memory, how much a process took."""
+
+import os
+import platform
+import resource
+import sys
+import threading
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PACKAGES = ("linnet", "torch", "transformers", "numpy", "jax", "onnxruntime")
+
+
+def describe_machine(threads: int) -> dict[str, Any]:
+    """Processor, cores, memory and system, as the system tells them."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Versions of what can take part, where it is installed."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def read_bandwidth(threads: int, *, size: int = 128 << 20, repeats: int = 5) -> float:
+    """Bytes per second that ``threads`` threads read from memory: the best of ``repeats``.
+
+    Each thread takes the largest of its own buffer of ``size`` bytes, which is larger than the
+    caches: NumPy's vectorised maximum reads as fast as a plain loop of loads does.
+    """
+    buffers = [np.ones(size // 4, np.float32) for _ in range(threads)]
+    best = 0.0
+    for _ in range(repeats):
+        workers = [threading.Thread(target=np.max, args=(buffer,)) for buffer in buffers]
+        start = time.perf_counter()
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        best = max(best, size * threads / (time.perf_counter() - start))
+    return best
+
+
+def peak_resident_bytes() -> int:
+    """The most memory that this process has held."""
+    try:
+        # Linux counts a parent's memory into ru_maxrss of the child it starts; not into this.
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

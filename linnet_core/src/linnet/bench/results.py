@@ -1,0 +1,87 @@
+"""The results file: rows of metrics, each beside its distance from the reference.
+
+``{schema, machine, versions, model, workload, bandwidth, rows}``; a row is ``{key, dtype, title,
+group, granted, metrics, distance, share_of_limit, notes, error}``, and a metric ``{median, min,
+max, n}``. A row that failed has an error and no metrics.
+"""
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from linnet.distance import compare
+from linnet.errors import BenchError
+from linnet.plugins.benchmark import Job, Measurement
+from linnet.plugins.descriptors import BenchMethod
+from linnet.weights.safetensors import write_text
+
+SCHEMA = "linnet-bench/1"
+
+
+def metric(values: Sequence[float]) -> dict[str, float]:
+    """Median and spread of the values of one run each."""
+    return {
+        "median": statistics.median(values),
+        "min": min(values),
+        "max": max(values),
+        "n": len(values),
+    }
+
+
+def row_of(
+    method: BenchMethod,
+    job: Job,
+    measurement: Measurement,
+    reference: Path | None,
+    bandwidth: float,
+) -> dict[str, Any]:
+    """The row of a finished job. Raises BenchError where a run did not do what was asked."""
+    wanted = job.workload.new_tokens
+    for number, run in enumerate(measurement.runs, 1):
+        if len(run.tokens) != wanted:
+            raise BenchError(
+                f"run {number} gave {len(run.tokens)} tokens, not {wanted}: its speed is void"
+            )
+    decode = [(wanted - 1) / run.decode_s for run in measurement.runs]
+    row = new_row(method, job.dtype)
+    row["granted"] = measurement.granted
+    row["metrics"] = {
+        "ttft_ms": metric([run.ttft_ms for run in measurement.runs]),
+        "decode_tok_s": metric(decode),
+        "load_s": metric([measurement.load_s]),
+        "warmup_s": metric([measurement.warmup_s]),
+        "peak_bytes": {**metric([measurement.peak_bytes]), "memory": measurement.memory},
+    }
+    if measurement.weight_bytes is not None:
+        row["share_of_limit"] = statistics.median(decode) * measurement.weight_bytes / bandwidth
+    row["notes"] = measurement.notes
+    probe = Path(job.folder) / "probe.npy"
+    if reference is not None and probe.exists():
+        distance = compare(np.load(reference), np.load(probe))
+        row["distance"] = distance.to_json()
+    return row
+
+
+def new_row(method: BenchMethod, dtype: str, error: str | None = None) -> dict[str, Any]:
+    """A row with nothing measured yet, or the reason why nothing was."""
+    return {
+        "key": method.name,
+        "dtype": dtype,
+        "title": method.title,
+        "group": method.group,
+        "granted": None,
+        "metrics": {},
+        "distance": None,
+        "share_of_limit": None,
+        "notes": list(method.notes),
+        "error": error,
+    }
+
+
+def save(results: dict[str, Any], path: Path) -> None:
+    """Write the file whole: a killed benchmark keeps its finished rows."""
+    write_text(path, json.dumps(results, indent=1) + "\n")

@@ -1,0 +1,118 @@
+"""``linnet bench MODEL``: speeds, each beside its distance from the reference."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from linnet.cli.output import note, print_json, print_table
+from linnet.cli.run import ModelArgument, ThreadsOption
+from linnet.errors import LinnetError
+
+if TYPE_CHECKING:
+    from linnet.plugins.descriptors import BenchMethod
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``linnet bench``."""
+    app.command("bench")(bench)
+
+
+def bench(
+    model: ModelArgument,
+    methods: Annotated[
+        str | None, typer.Option(help="Keys, separated by commas; all that are installed if left.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Dtypes, separated by commas.")] = "f32,bf16",
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 512,
+    new_tokens: Annotated[int, typer.Option(help="Tokens that each run generates.")] = 128,
+    runs: Annotated[int, typer.Option(help="Timed runs of each row.")] = 10,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
+    threads: ThreadsOption = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write the results as JSON.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Time every method on the same tokens, each in a process of its own."""
+    from linnet.bench.harness import Bench
+    from linnet.bench.results import save
+    from linnet.plugins.benchmark import Workload
+    from linnet.runtime.threads import thread_budget
+
+    workload = Workload(prompt_tokens=prompt_tokens, new_tokens=new_tokens, runs=runs, seed=seed)
+    chosen = choose(methods, [name for name in dtype.split(",") if name])
+
+    def each(results: dict[str, Any]) -> None:
+        if output is not None:
+            save(results, output)
+        row = results["rows"][-1]
+        note(f"{row['title']} {row['dtype']}: {row['error'] or summary(row)}")
+
+    results = Bench(model, workload, thread_budget(threads)).run(chosen, each)
+    if as_json:
+        print_json(results)
+    else:
+        print_table(HEAD, [cells(row) for row in results["rows"]])
+
+
+def choose(keys: str | None, dtypes: list[str]) -> list[tuple["BenchMethod", str]]:
+    """The methods to measure, in each dtype that they have."""
+    from linnet.plugins.manager import plugin_manager
+
+    manager = plugin_manager()
+    if keys is None:
+        found = list(manager.bench_methods.values())
+    else:
+        found = [manager.bench_method(key) for key in keys.split(",") if key]
+    pairs = [(method, name) for method in found for name in dtypes if name in method.dtypes]
+    if not pairs:
+        raise LinnetError(
+            f"no method to measure in {', '.join(dtypes)}; see `linnet plugins list`, and install "
+            'some with pip install "linnet[torch,hf]"'
+        )
+    return pairs
+
+
+HEAD = (
+    "method",
+    "dtype",
+    "first token ms",
+    "decode tok/s",
+    "of limit",
+    "load s",
+    "peak",
+    "max abs",
+    "top-1",
+)
+
+
+def summary(row: dict[str, Any]) -> str:
+    """A row in a line."""
+    _, _, first, decode, share, *_ = cells(row)
+    return f"first token {first} ms, {decode} tok/s, {share} of the bandwidth limit"
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """A row of the table: medians, with the spread of the two that matter most."""
+    metrics, distance = row["metrics"], row["distance"]
+    if row["error"]:
+        return (row["title"], row["dtype"], row["error"], *[""] * (len(HEAD) - 3))
+
+    def spread(name: str, digits: int) -> str:
+        found = metrics[name]
+        low, high = (f"{found[end]:.{digits}f}" for end in ("min", "max"))
+        return f"{found['median']:.{digits}f} ({low}-{high})"
+
+    share = row["share_of_limit"]
+    return (
+        row["title"],
+        row["dtype"],
+        spread("ttft_ms", 0),
+        spread("decode_tok_s", 1),
+        "" if share is None else f"{share:.0%}",
+        f"{metrics['load_s']['median']:.1f}",
+        f"{metrics['peak_bytes']['median'] / 2**20:.0f} MiB",
+        "" if distance is None else f"{distance['max_abs']:.2g}",
+        "" if distance is None else f"{distance['top1']:.3f}",
+    )

@@ -1,0 +1,158 @@
+"""The benchmark's parts: what is told, timed, counted and compared."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from linnet.bench import machine, results, sessions
+from linnet.bench.harness import run_job
+from linnet.errors import BenchError
+from linnet.plugins.benchmark import Job, Measurement, Run, Workload
+from linnet.plugins.descriptors import BenchMethod
+from linnet.plugins.interfaces import LoadOptions
+from linnet.reference.backend import ReferenceBackend
+from linnet.testing.backends import bind
+
+SMALL = Workload(prompt_tokens=5, new_tokens=4, runs=2, warmups=1, probe_tokens=3)
+METHOD = BenchMethod(
+    name="toy", target="toys:Toy", title="Toy", group="Toys", dtypes=("f32",), api_version=1
+)
+
+
+def job(folder: Path, **changes: object) -> Job:
+    given = Job("toy", "model", "f32", 1, SMALL, SMALL.prompts(136), None, str(folder))
+    return replace(given, **changes)
+
+
+def measurement(tokens: int = 4) -> Measurement:
+    runs = [Run(10.0, 0.5, [1] * tokens), Run(30.0, 0.25, [1] * tokens)]
+    return Measurement(
+        runs=runs,
+        load_s=1.0,
+        warmup_s=2.0,
+        peak_bytes=100,
+        memory="resident",
+        granted={"dtype": "f32"},
+        weight_bytes=1000,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompt_tokens": 0}, "prompt_tokens is 0"),
+        ({"new_tokens": 1}, "new_tokens is 1; decoding takes 2 or more"),
+        ({"runs": 0}, "runs is 0"),
+        ({"warmups": -1}, "warmups is -1"),
+    ],
+)
+def test_a_workload_that_measures_nothing_is_refused(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(BenchError, match=message):
+        Workload(**changes)
+
+
+def test_prompts_share_no_prefix() -> None:
+    prompts = Workload(prompt_tokens=7, runs=10, warmups=3).prompts(136)
+    assert len(prompts) == 14
+    assert {len(prompt) for prompt in prompts} == {7}
+    assert len({prompt[0] for prompt in prompts}) == 14
+    assert all(0 <= token < 136 for prompt in prompts for token in prompt)
+    assert prompts == Workload(prompt_tokens=7, runs=10, warmups=3).prompts(136)
+
+
+def test_jobs_and_measurements_survive_their_files(tmp_path: Path) -> None:
+    given = job(tmp_path)
+    given.save(tmp_path / "job.json")
+    assert Job.read(tmp_path / "job.json") == given
+    measurement().save(tmp_path / "result.json")
+    assert Measurement.read(tmp_path / "result.json") == measurement()
+
+
+def test_a_row_holds_medians_spread_and_share(tmp_path: Path) -> None:
+    row = results.row_of(METHOD, job(tmp_path), measurement(), None, bandwidth=36_000.0)
+    assert row["metrics"]["ttft_ms"] == {"median": 20.0, "min": 10.0, "max": 30.0, "n": 2}
+    assert row["metrics"]["decode_tok_s"] == {"median": 9.0, "min": 6.0, "max": 12.0, "n": 2}
+    assert row["metrics"]["peak_bytes"]["memory"] == "resident"
+    assert row["share_of_limit"] == 9.0 * 1000 / 36_000
+    assert row["distance"] is None
+    assert row["error"] is None
+
+
+def test_a_run_that_ends_early_voids_its_row(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="run 1 gave 3 tokens, not 4: its speed is void"):
+        results.row_of(METHOD, job(tmp_path), measurement(tokens=3), None, 1.0)
+
+
+def test_the_distance_is_of_the_saved_logits(tmp_path: Path) -> None:
+    reference = np.zeros((4, 136), np.float32)
+    reference[:, 7] = 1.0
+    other = reference.copy()
+    other[2, 5] = 1.5
+    np.save(tmp_path / "reference.npy", reference)
+    np.save(tmp_path / "probe.npy", other)
+    row = results.row_of(METHOD, job(tmp_path), measurement(), tmp_path / "reference.npy", 1.0)
+    assert row["distance"]["max_abs"] == 1.5
+    assert row["distance"]["top1"] == 0.75
+
+
+def test_timed_tokens_are_the_probe_s_own() -> None:
+    """What is timed and what the distance is taken of choose the same tokens."""
+    options = LoadOptions(dtype="f32", rows=1, max_seq=32, threads=1)
+    session = ReferenceBackend().load(bind("f0"), options)
+    prompt = SMALL.prompts(136)[0]
+    run = sessions.generate(session, prompt, 6)
+    tokens, logits = sessions.probe(session, prompt, None, 5)
+    assert run.tokens == [*tokens, int(logits[-1].argmax())]
+    forced, again = sessions.probe(session, prompt, tokens, 5)
+    assert forced == tokens
+    np.testing.assert_array_equal(again, logits)
+
+
+def test_what_a_step_reads() -> None:
+    """Weights in use once: an embedding's rows count only where a head is tied to them."""
+    model = bind("f0")
+    layer = 2 * 48 + 96 * 48 + 2 * 32 * 48 + 48 * 96 + 3 * 80 * 48
+    cache = 10 * 3 * 2 * 2 * 16
+    assert sessions.step_bytes(model, "bf16", 10) == 2 * (3 * layer + 48 + 136 * 48 + cache)
+    assert sessions.step_bytes(bind("tied"), "bf16", 10) == 2 * (3 * layer + 48 + 136 * 48 + cache)
+
+
+def test_a_process_that_dies_costs_its_row(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match=r"(?s)its process ended with status 1.*'toy'"):
+        run_job(METHOD, job(tmp_path))
+
+
+def test_the_peak_is_what_was_held() -> None:
+    """200 MB more, in a process of its own."""
+    code = (
+        "from linnet.bench.machine import peak_resident_bytes as peak\n"
+        "before = peak(); held = bytearray(200_000_000); print(peak() - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 190_000_000 <= int(done.stdout) <= 260_000_000
+
+
+def test_the_machine_says_what_it_is() -> None:
+    about = machine.describe_machine(2)
+    assert about["threads"] == 2
+    assert about["cores"] == os.cpu_count()
+    assert about["memory_bytes"] > 1 << 28
+    assert machine.versions()["linnet"]
+    assert machine.read_bandwidth(1, size=1 << 20, repeats=1) > 0
+
+
+def test_results_are_json(tmp_path: Path) -> None:
+    row = results.new_row(METHOD, "f32", "not installed")
+    results.save({"schema": results.SCHEMA, "rows": [row]}, tmp_path / "results.json")
+    saved = json.loads((tmp_path / "results.json").read_text())
+    assert saved["schema"] == "linnet-bench/1"
+    assert set(saved["rows"][0]) == {
+        "key", "dtype", "title", "group", "granted", "metrics", "distance", "share_of_limit",
+        "notes", "error",
+    }  # fmt: skip
