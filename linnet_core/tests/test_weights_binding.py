@@ -137,20 +137,23 @@ def test_everything_wrong_is_told_at_once() -> None:
             Q: checkpoint.tensors[Q].read().T,
             EMBEDDING: np.zeros((144, 48), np.float32),
             "model.norm.weight": np.zeros(47, np.float32),
+            Q.replace("q_proj", "k_proj"): np.zeros((31, 48), np.float32),
             "model.layers.0.input_layernorm.weight": np.zeros(48, np.int8),
         },
     )
-    refused(
+    message = refused(
         program,
         wrong,
         f"1 missing: {HEAD}",
         "1 not used: model.extra",
-        "4 of the wrong shape or type: ",
+        "5 of the wrong shape or type: ",
         f"{Q} is [48, 96], not [96, 48] (it is transposed)",
         f"{EMBEDDING} is [144, 48], not [136, 48] (is the vocabulary padded?",
         "model.norm.weight is [47], not [48]",
+        "k_proj.weight is [31, 48], not [32, 48]",
         "model.layers.0.input_layernorm.weight is i8, not a float type",
     )
+    assert message.count("padded") == 1
 
 
 def test_a_file_of_another_family() -> None:
@@ -225,11 +228,20 @@ def test_a_head_that_the_config_ties_must_be_equal(prefix: str) -> None:
     assert note == f"{HEAD} is stored as well as {EMBEDDING}, with equal values"
     zero = VALUES.copy()
     zero[1, 1] = 0.0
-    for head in (OTHER, zero, VALUES[:-1], VALUES.astype(np.float64)):
+    for head in (OTHER, zero, VALUES[:-1], VALUES.view(np.int32)):
         with pytest.raises(BindingError, match="has both and they differ") as caught:
             tie(with_head(head, VALUES, prefix), True)
         shape = f"{dtype_of(head.dtype)}{list(head.shape)}"
         assert f"{HEAD} {shape} and {prefix}embed_tokens.weight f32[136, 48]" in str(caught.value)
+
+
+def test_a_difference_in_the_last_value_of_a_large_head_is_seen() -> None:
+    large = np.zeros((1 << 18, 20), np.float32)  # 20 MiB
+    other = large.copy()
+    other[-1, -1] = 1
+    assert tie(with_head(large.copy(), large), True)[0]
+    with pytest.raises(BindingError, match="they differ"):
+        tie(with_head(other, large), True)
 
 
 def test_a_head_without_the_embedding_it_is_tied_to() -> None:
