@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from linnet.errors import SpecError
 from linnet.spec import composites as ops
 from linnet.spec.program import CONTEXT, ROWS
 from linnet.spec.trace import Builder, Tensor, apply, building, current, perform, read
@@ -49,19 +50,31 @@ class Block:
         raise NotImplementedError(f"{type(self).__name__} defines no __call__")
 
 
-def walk(block: Block, path: str = "") -> Iterator[tuple[str, Block | Param | State]]:
-    """Every parameter, state and sub-block with its path, in the order they were assigned."""
-    yield path, block
-    for name, thing in vars(block).items():
-        here = f"{path}.{name}" if path else name
-        if isinstance(thing, Block):
-            yield from walk(thing, here)
-        elif isinstance(thing, Param | State):
-            yield here, thing
-        elif isinstance(thing, list | tuple):
+def walk(model: Block) -> Iterator[tuple[str, Block | Param | State]]:
+    """Every parameter, state and sub-block with its path, in the order they were assigned.
+
+    Raises SpecError for one that sits in two places.
+    """
+    places: dict[int, str] = {}
+
+    def visit(thing: Any, path: str) -> Iterator[tuple[str, Block | Param | State]]:
+        if isinstance(thing, list | tuple):
             for index, item in enumerate(thing):
-                if isinstance(item, Block):
-                    yield from walk(item, f"{here}.{index}")
+                yield from visit(item, f"{path}.{index}")
+        if not isinstance(thing, Block | Param | State):
+            return
+        if id(thing) in places:
+            raise SpecError(
+                f"one {type(thing).__name__} is at both {places[id(thing)] or 'the top'} "
+                f"and {path}: call one attribute twice, or tie the parameters of two (tied_to)"
+            )
+        places[id(thing)] = path
+        yield path, thing
+        if isinstance(thing, Block):
+            for name, item in vars(thing).items():
+                yield from visit(item, f"{path}.{name}" if path else name)
+
+    return visit(model, "")
 
 
 def _traced_call(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,10 +7,13 @@ from, in which dtype statistics are taken.
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from linnet.spec.ops import Mismatch, require
+from linnet.errors import SpecError
+from linnet.spec.attrs import Mismatch, check_arguments, require
+from linnet.spec.ops import PRIMITIVES
 from linnet.spec.program import Attrs, Function, Node
 from linnet.spec.trace import Builder, Tensor, apply, as_tensors, building, current
 from linnet.spec.types import Dim, DType, TensorType
@@ -29,44 +32,26 @@ R = TypeVar("R")
 def composite(body: Callable[P, R]) -> Callable[P, R]:
     """Make a body into an op: positional arguments are its inputs, keyword ones its attributes.
 
-    An input that is None is left out, so optional inputs come last.
+    An input that is None is left out, so optional inputs come last. An attribute is annotated as
+    a number, bool, str, or a tuple of these. The name must be new.
     """
     name = body.__name__.rstrip("_")
+    if name in COMPOSITES or name in PRIMITIVES:
+        raise ValueError(f"there is an op {name!r} already")
     COMPOSITES[name] = body
 
     @functools.wraps(body)
     def call(*operands: P.args, **attrs: P.kwargs) -> R:
         builder = current()
         inputs = as_tensors(name, [o for o in operands if o is not None])
-        types = tuple(t.type for t in inputs)
         try:
-            function = _traced(name, types, tuple(sorted(attrs.items())))
+            function = infer_body(name, tuple(t.type for t in inputs), attrs)
         except Mismatch as complaint:
             raise builder.error(name, inputs, str(complaint)) from None
-        outputs = builder.emit(name, inputs, attrs, [v.type for v in function.outputs])
-        return cast_result(outputs[0] if len(outputs) == 1 else outputs)
-
-    def cast_result(result: Any) -> R:
-        return result  # type: ignore[no-any-return]
+        results: Any = builder.emit(name, inputs, attrs, [v.type for v in function.outputs])
+        return results[0] if len(results) == 1 else results  # type: ignore[no-any-return]
 
     return call
-
-
-@functools.lru_cache(maxsize=4096)
-def _traced(
-    name: str, types: tuple[TensorType, ...], attrs: tuple[tuple[str, Any], ...]
-) -> Function:
-    from linnet.errors import SpecError
-
-    builder = Builder(None, name, "")
-    with building(builder):
-        inputs = [builder.input(type_, "") for type_ in types]
-        try:
-            result = COMPOSITES[name](*inputs, **dict(attrs))
-        except SpecError as error:
-            raise Mismatch(f"inside it, {error}") from None
-        outputs = result if isinstance(result, tuple) else (result,)
-        return builder.finish(name, outputs)
 
 
 def body_of(node: Node) -> Function:
@@ -76,7 +61,27 @@ def body_of(node: Node) -> Function:
 
 def infer_body(name: str, types: tuple[TensorType, ...], attrs: Attrs) -> Function:
     """The canonical body for inputs of these types. Raises Mismatch."""
+    check_arguments(_signature(name), len(types), attrs)
     return _traced(name, types, tuple(sorted(attrs.items())))
+
+
+@functools.cache
+def _signature(name: str) -> inspect.Signature:
+    return inspect.signature(COMPOSITES[name], eval_str=True)
+
+
+@functools.lru_cache(maxsize=4096)
+def _traced(
+    name: str, types: tuple[TensorType, ...], attrs: tuple[tuple[str, Any], ...]
+) -> Function:
+    builder = Builder(None, name, "")
+    with building(builder):
+        inputs = [builder.input(type_, "") for type_ in types]
+        try:
+            result = COMPOSITES[name](*inputs, **dict(attrs))
+            return builder.finish(name, result if isinstance(result, tuple) else (result,))
+        except SpecError as error:
+            raise Mismatch(f"inside it, {error}") from None
 
 
 # --- small vocabulary of bodies ---------------------------------------------------------------
@@ -142,8 +147,19 @@ def gather(x: Tensor, ids: Tensor, axis: int) -> Tensor:
     return apply("gather", x, ids, axis=axis)
 
 
+def _last(x: Tensor) -> Dim:
+    require(len(x.shape) > 0, "takes at least one axis")
+    return x.shape[-1]
+
+
+def _wide(x: Tensor) -> Tensor:
+    """A float in f32."""
+    require(x.dtype.is_float, f"takes a float dtype, not {x.dtype}")
+    return cast(x, DType.F32)
+
+
 def _mean(x: Tensor) -> Tensor:
-    size = x.shape[-1]
+    size = _last(x)
     if isinstance(size, str):
         raise Mismatch(f"the last axis must be of fixed size, not {size}")
     return apply("reduce_sum", x, axis=-1) * (1.0 / size)
@@ -157,7 +173,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x[..., K] @ weight[N, K].T (+ bias[N])``."""
     require(len(weight.shape) == 2, f"the weight is {weight.type}, not [N, K]")
     n, k = weight.shape
-    require(x.shape[-1] == k, f"the input's last size is {x.shape[-1]}, the weight's {k}")
+    require(_last(x) == k, f"the input's last size is {_last(x)}, the weight's {k}")
     if bias is not None:
         require(bias.shape == (n,), f"the bias is {bias.type}, not [{n}]")
     y = matmul(x, transpose(weight, 1, 0))
@@ -178,8 +194,8 @@ def rms_norm(x: Tensor, scale: Tensor, *, eps: float) -> Tensor:
     ``scale`` is what the normalised value is multiplied with: a file that stores ``scale - 1``
     says so in its binding. Source: Zhang and Sennrich 2019, arXiv 1910.07467.
     """
-    require(scale.shape == x.shape[-1:], f"the scale is {scale.type}, not [{x.shape[-1]}]")
-    wide = cast(x, DType.F32)
+    require(scale.shape == (_last(x),), f"the scale is {scale.type}, not [{_last(x)}]")
+    wide = _wide(x)
     normed = wide * apply("rsqrt", _mean(wide * wide) + eps)
     return cast(normed * cast(scale, DType.F32), x.dtype)
 
@@ -190,8 +206,10 @@ def layer_norm(x: Tensor, scale: Tensor, bias: Tensor | None = None, *, eps: flo
 
     Source: Ba, Kiros and Hinton 2016, arXiv 1607.06450.
     """
-    require(scale.shape == x.shape[-1:], f"the scale is {scale.type}, not [{x.shape[-1]}]")
-    wide = cast(x, DType.F32)
+    require(scale.shape == (_last(x),), f"the scale is {scale.type}, not [{_last(x)}]")
+    if bias is not None:
+        require(bias.shape == (_last(x),), f"the bias is {bias.type}, not [{_last(x)}]")
+    wide = _wide(x)
     centred = wide - _mean(wide)
     y = centred * apply("rsqrt", _mean(centred * centred) + eps) * cast(scale, DType.F32)
     return cast(y if bias is None else y + cast(bias, DType.F32), x.dtype)
@@ -200,7 +218,7 @@ def layer_norm(x: Tensor, scale: Tensor, bias: Tensor | None = None, *, eps: flo
 @composite
 def softmax(x: Tensor) -> Tensor:
     """Softmax over the last axis, in f32 whatever the dtype of ``x``."""
-    wide = cast(x, DType.F32)
+    wide = _wide(x)
     exp = apply("exp", wide - apply("reduce_max", wide, axis=-1))
     return cast(exp / apply("reduce_sum", exp, axis=-1), x.dtype)
 
@@ -262,7 +280,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """
     require(len(x.shape) == 4, f"takes [B, S, H, D], not {x.type}")
     batch, length, _, size = x.shape
-    half = cos.shape[-1]
+    half = _last(cos)
     if isinstance(half, str) or isinstance(size, str):
         raise Mismatch("the last axis of x and of the tables must be of fixed size")
     require(
@@ -271,7 +289,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     )
     require(2 * half <= size, f"tables of {half} rotate {2 * half} of only {size} dimensions")
     cos, sin = (reshape(table, batch, length, 1, half) for table in (cos, sin))
-    wide = cast(x, DType.F32)
+    wide = _wide(x)
     first, second = slice_last(wide, 0, half), slice_last(wide, half, 2 * half)
     parts = [first * cos - second * sin, second * cos + first * sin]
     if 2 * half < size:
@@ -290,7 +308,8 @@ def attention(
     itself. Query head ``h`` reads key head ``h // (H / K)``. Softmax is in f32. A query that
     sees nothing (position < 0) gives something finite. Returns ``[B, S, H, D]``.
     """
-    require(len(q.shape) == 4 and len(k.shape) == 4, f"takes [B, S, H, D], not {q.type}, {k.type}")
+    for x in (q, k, v):
+        require(len(x.shape) == 4, f"takes [B, S, H, D], not {x.type}")
     batch, length, heads, size = q.shape
     _, context, groups, value_size = v.shape
     require(
@@ -338,6 +357,10 @@ def gumbel(seeds: Tensor, positions: Tensor, *, vocab: int) -> Tensor:
     It depends on nothing else, so a request gives the same tokens on every backend and in any
     batch. The hash is MurmurHash3's 32-bit finalizer, applied once for each of the three.
     """
+    require(
+        seeds.type == positions.type == TensorType(DType.I32, seeds.shape[:1]),
+        f"seeds and positions are {seeds.type} and {positions.type}, not i32[B] both",
+    )
     batch = seeds.shape[0]
 
     def mix(h: Tensor) -> Tensor:

@@ -115,7 +115,7 @@ def _choosing(name: str, step: Function, *, greedy: bool) -> Function:
     builder = Builder(None, name, "")
     builder.inputs = list(step.inputs)
     builder.nodes = list(step.body)
-    builder.count = 1 + max(v.index for n in step.body for v in (*n.inputs, *n.outputs))
+    builder.count = step.next_index
     inputs = {value.name: Tensor(value, builder) for value in step.inputs}
     with building(builder):
         logits = Tensor(step.outputs[0], builder)

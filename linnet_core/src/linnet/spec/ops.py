@@ -8,21 +8,13 @@ symbolic size as equal only to itself or to 1.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from linnet.spec.attrs import Mismatch, check_attrs, require
 from linnet.spec.program import Attrs
 from linnet.spec.types import Dim, DType, TensorType
 
 Types = tuple[TensorType, ...]
-
-
-class Mismatch(Exception):  # noqa: N818 - it never leaves the spec
-    """A rule's complaint, before the tracer adds where it happened."""
-
-
-def require(condition: bool, complaint: str) -> None:
-    """Raise ``Mismatch(complaint)`` unless the condition holds."""
-    if not condition:
-        raise Mismatch(complaint)
 
 
 @dataclass(frozen=True)
@@ -36,6 +28,14 @@ class Primitive:
 
 
 PRIMITIVES: dict[str, Primitive] = {}
+
+
+def infer(op: str, types: Types, attrs: Attrs) -> Types:
+    """The result types of a primitive. Raises Mismatch for wrong inputs or attributes."""
+    require(op in PRIMITIVES, "is not a primitive")
+    primitive = PRIMITIVES[op]
+    check_attrs(primitive.attrs, attrs)
+    return primitive.infer(types, attrs)
 
 
 def _primitive(
@@ -94,17 +94,34 @@ def _constant(types: Types, attrs: Attrs) -> Types:
     size = 1
     for extent in attrs["shape"]:
         size *= _fixed(extent, "a constant's shape")
-    require(
-        len(attrs["values"]) == size,
-        f"has {len(attrs['values'])} values for a shape of {size}",
-    )
-    return (TensorType(DType(attrs["dtype"]), attrs["shape"]),)
+    values, dtype = attrs["values"], DType(attrs["dtype"])
+    require(len(values) == size, f"has {len(values)} values for a shape of {size}")
+    for value in values:
+        require(_holds(dtype, value), f"{value!r} is not a value of {dtype}")
+    return (TensorType(dtype, attrs["shape"]),)
+
+
+def _holds(dtype: DType, value: Any) -> bool:
+    """Whether a literal is a value of the dtype; a float is rounded to its nearest."""
+    if dtype is DType.BOOL:
+        return isinstance(value, bool)
+    if isinstance(value, bool):
+        return False
+    if dtype.is_float:
+        return True
+    bits, signed = 8 * dtype.itemsize, dtype.startswith("i")
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1)) if signed else (0, 2**bits)
+    return isinstance(value, int) and low <= value < high
 
 
 @_primitive("iota", "0, 1, 2, ... along one axis", ("size", "dtype"))
 def _iota(types: Types, attrs: Attrs) -> Types:
     _arity(types, 0)
-    return (TensorType(DType(attrs["dtype"]), (attrs["size"],)),)
+    size, dtype = attrs["size"], DType(attrs["dtype"])
+    require(dtype is not DType.BOOL, "counts in numbers, not bool")
+    if isinstance(size, int):
+        require(_holds(dtype, size - 1), f"{size} numbers from 0 on do not fit {dtype}")
+    return (TensorType(dtype, (size,)),)
 
 
 # --- elementwise ----------------------------------------------------------------------------
@@ -144,7 +161,7 @@ def _same_dtype(types: Types) -> DType:
 def _binary(types: Types, _: Attrs) -> Types:
     _arity(types, 2)
     dtype = _same_dtype(types)
-    require(dtype is not DType.BOOL, "takes numbers, not bool")
+    _numbers(types)
     return (TensorType(dtype, broadcast_shapes(*(t.shape for t in types))),)
 
 
@@ -261,8 +278,13 @@ def _concat(types: Types, attrs: Attrs) -> Types:
 # --- along an axis --------------------------------------------------------------------------
 
 
+def _numbers(types: Types) -> None:
+    require(types[0].dtype is not DType.BOOL, "takes numbers, not bool")
+
+
 def _reduce(types: Types, attrs: Attrs) -> Types:
     _arity(types, 1)
+    _numbers(types)
     axis = _axis(attrs["axis"], types[0].rank)
     shape = list(types[0].shape)
     shape[axis] = 1
@@ -276,18 +298,24 @@ _primitive("reduce_max", "largest along an axis, kept with size 1", ("axis",))(_
 @_primitive("argmax", "i32 index of the largest along the last axis, the first among equals")
 def _argmax(types: Types, _: Attrs) -> Types:
     _arity(types, 1)
+    _numbers(types)
+    _axis(-1, types[0].rank)
     return (TensorType(DType.I32, types[0].shape[:-1]),)
 
 
 @_primitive("sort", "values along the last axis, largest first")
 def _sort(types: Types, _: Attrs) -> Types:
     _arity(types, 1)
+    _numbers(types)
+    _axis(-1, types[0].rank)
     return types
 
 
 @_primitive("cumsum", "running sum along the last axis")
 def _cumsum(types: Types, _: Attrs) -> Types:
     _arity(types, 1)
+    _numbers(types)
+    _axis(-1, types[0].rank)
     return types
 
 
@@ -295,6 +323,7 @@ def _cumsum(types: Types, _: Attrs) -> Types:
 def _matmul(types: Types, _: Attrs) -> Types:
     _arity(types, 2)
     dtype = _same_dtype(types)
+    require(dtype.is_float, f"takes a float dtype, not {dtype}")
     x, y = (t.shape for t in types)
     require(min(len(x), len(y)) >= 2, "takes at least two axes")
     require(x[-1] == y[-2], f"inner sizes {x[-1]} and {y[-2]} differ")
@@ -322,6 +351,12 @@ def _gather(types: Types, attrs: Attrs) -> Types:
 # --- states ---------------------------------------------------------------------------------
 
 
+def _state_shape(attrs: Attrs) -> tuple[Dim, ...]:
+    shape: tuple[Dim, ...] = attrs["shape"]
+    require(len(shape) >= 2, f"a state of shape {list(shape)} lacks a row and a position axis")
+    return shape
+
+
 @_primitive(
     "state_read",
     "the cache rows named by an i32[B] input, or without it every row in order",
@@ -329,7 +364,7 @@ def _gather(types: Types, attrs: Attrs) -> Types:
 )
 def _state_read(types: Types, attrs: Attrs) -> Types:
     _arity(types, 0, 1)
-    rows, *rest = attrs["shape"]
+    rows, *rest = _state_shape(attrs)
     if types:
         require(
             types[0].dtype is DType.I32 and types[0].rank == 1, f"rows are i32[B], not {types[0]}"
@@ -347,10 +382,14 @@ def _state_read(types: Types, attrs: Attrs) -> Types:
 def _state_write(types: Types, attrs: Attrs) -> Types:
     _arity(types, 3, 4)
     values, *indices = types
-    batch = values.shape[:1]
+    shape, batch = _state_shape(attrs), values.shape[:1]
     require(
-        values.dtype is DType.FLOAT and values.shape[2:] == tuple(attrs["shape"][2:]),
-        f"values {values} do not fit a state of shape {list(attrs['shape'])}",
+        values.dtype is DType.FLOAT and values.rank == len(shape) and values.shape[2:] == shape[2:],
+        f"values {values} do not fit a state of shape {list(shape)}",
+    )
+    require(
+        len(indices) == 3 or batch == shape[:1],
+        f"without rows, values {values} must have a row for each of {shape[0]}",
     )
     for name, index in zip(("starts", "lengths", "rows"), indices, strict=False):
         require(
@@ -362,6 +401,7 @@ def _state_write(types: Types, attrs: Attrs) -> Types:
 
 # --- calls (their rule needs the callee, so the tracer and the checker apply it) -------------
 
-CALLS = ("call", "loop")
+CALLS = {"call": ("function", "at"), "loop": ("function", "at", "start", "stop")}
 """``call`` runs a function with its block at ``at``; ``loop`` runs it at ``at.start``, then
-``at.start+1``, ... up to ``stop``, each time feeding its outputs back as its first inputs."""
+``at.start+1``, ... up to ``stop``, each time feeding its outputs back as its first inputs.
+By name, with their attributes."""

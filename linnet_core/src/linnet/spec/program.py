@@ -46,6 +46,12 @@ class Function:
     body: tuple[Node, ...]
     outputs: tuple[Value, ...]
 
+    @property
+    def next_index(self) -> int:
+        """The lowest index above those of its values."""
+        made = (value for node in self.body for value in node.outputs)
+        return max((value.index + 1 for value in (*self.inputs, *made)), default=0)
+
 
 @dataclass(frozen=True)
 class Parameter:

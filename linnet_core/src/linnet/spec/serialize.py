@@ -6,9 +6,11 @@ JSON is data alone: reading it runs no code, and a program read back is checked 
 import dataclasses
 import hashlib
 import json
+from reprlib import repr as short
 from typing import Any
 
 from linnet.errors import SpecError
+from linnet.spec.attrs import is_int
 from linnet.spec.check import check
 from linnet.spec.program import Function, Node, Parameter, Program, State, Value
 from linnet.spec.types import DType, TensorType
@@ -24,24 +26,18 @@ def to_json(program: Program) -> str:
 def from_json(text: str) -> Program:
     """A program from its JSON. Raises SpecError for anything that is not a well-typed program."""
     try:
-        data = json.loads(text)
+        data = json.loads(text, parse_constant=_not_finite)
         if data["schema"] != SCHEMA:
-            raise SpecError(f"this is {data['schema']!r}, not {SCHEMA!r}")
+            raise SpecError(f"this is {short(data['schema'])}, not {SCHEMA!r}")
         program = Program(
-            family=str(data["family"]),
+            family=data["family"],
             parameters=tuple(
-                Parameter(
-                    p["path"],
-                    tuple(p["shape"]),
-                    p["role"],
-                    p.get("tied_to"),
-                    tuple(p.get("parts", ())),
-                )
+                Parameter(p["path"], tuple(p["shape"]), p["role"], p["tied_to"], tuple(p["parts"]))
                 for p in data["parameters"]
             ),
             states=tuple(State(s["path"], _read_type(s["type"])) for s in data["states"]),
-            functions={f["name"]: _read_function(f) for f in data["functions"]},
-            entries={f["name"]: _read_function(f) for f in data["entries"]},
+            functions=_read_functions(data["functions"]),
+            entries=_read_functions(data["entries"]),
         )
     except SpecError:
         raise
@@ -51,20 +47,52 @@ def from_json(text: str) -> Program:
     return program
 
 
+def _not_finite(number: str) -> None:
+    raise SpecError(f"{number} is not a number that a program may hold")
+
+
 def fingerprint(program: Program) -> str:
-    """SHA-256 over what the program means: names for readers and source lines do not count."""
-    data = _program(program, meaning_only=True)
+    """SHA-256 over what the program means.
+
+    Source lines do not count, nor do names for readers: those of functions and of values inside
+    them. Names of entries and of their inputs do, since callers use them.
+    """
+    data = _program(_anonymous(program))
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
-def _program(program: Program, *, meaning_only: bool = False) -> dict[str, Any]:
+def _anonymous(program: Program) -> Program:
+    numbers = {name: f"f{number}" for number, name in enumerate(program.functions)}
+
+    def value(named: Value) -> Value:
+        return dataclasses.replace(named, name="")
+
+    def node(named: Node) -> Node:
+        called = named.attrs.get("function")
+        attrs = named.attrs if called is None else {**named.attrs, "function": numbers[called]}
+        return Node(named.op, named.inputs, tuple(map(value, named.outputs)), attrs)
+
+    def function(named: Function) -> Function:
+        return dataclasses.replace(named, body=tuple(map(node, named.body)))
+
+    functions = {
+        numbers[name]: dataclasses.replace(
+            function(each), name=numbers[name], inputs=tuple(map(value, each.inputs))
+        )
+        for name, each in program.functions.items()
+    }
+    entries = {name: function(each) for name, each in program.entries.items()}
+    return dataclasses.replace(program, functions=functions, entries=entries)
+
+
+def _program(program: Program) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "family": program.family,
         "parameters": [dataclasses.asdict(p) for p in program.parameters],
         "states": [{"path": s.path, "type": _type(s.type)} for s in program.states],
-        "functions": [_function(f, meaning_only) for f in program.functions.values()],
-        "entries": [_function(f, meaning_only) for f in program.entries.values()],
+        "functions": [_function(f) for f in program.functions.values()],
+        "entries": [_function(f) for f in program.entries.values()],
     }
 
 
@@ -72,9 +100,9 @@ def _type(type_: TensorType) -> list[Any]:
     return [str(type_.dtype), *type_.shape]
 
 
-def _function(function: Function, meaning_only: bool) -> dict[str, Any]:
+def _function(function: Function) -> dict[str, Any]:
     def value(v: Value) -> list[Any]:
-        return [v.index, *_type(v.type)] if meaning_only else [v.index, v.name, *_type(v.type)]
+        return [v.index, v.name, *_type(v.type)]
 
     return {
         "name": function.name,
@@ -85,7 +113,7 @@ def _function(function: Function, meaning_only: bool) -> dict[str, Any]:
                 "inputs": [v.index for v in node.inputs],
                 "outputs": [value(v) for v in node.outputs],
                 "attrs": dict(node.attrs),
-                **({} if meaning_only else {"where": node.where}),
+                "where": node.where,
             }
             for node in function.body
         ],
@@ -95,14 +123,26 @@ def _function(function: Function, meaning_only: bool) -> dict[str, Any]:
 
 def _read_type(data: list[Any]) -> TensorType:
     dtype, *shape = data
-    for size in shape:
-        if not isinstance(size, str) and (type(size) is not int or size < 0):
-            raise SpecError(f"{size!r} is not a size")
     return TensorType(DType(dtype), tuple(shape))
+
+
+def _text(data: Any) -> str:
+    if not isinstance(data, str):
+        raise TypeError(f"{short(data)} is not a string")
+    return data
 
 
 def _tuples(data: Any) -> Any:
     return tuple(_tuples(item) for item in data) if isinstance(data, list) else data
+
+
+def _read_functions(data: list[dict[str, Any]]) -> dict[str, Function]:
+    functions: dict[str, Function] = {}
+    for item in data:
+        function = _read_function(item)
+        if functions.setdefault(function.name, function) is not function:
+            raise ValueError(f"two functions are called {function.name}")
+    return functions
 
 
 def _read_function(data: dict[str, Any]) -> Function:
@@ -110,9 +150,10 @@ def _read_function(data: dict[str, Any]) -> Function:
 
     def define(item: list[Any]) -> Value:
         index, name, *type_ = item
-        value = Value(index, _read_type(type_), name)
-        values[index] = value
-        return value
+        if not is_int(index) or index < 0 or index in values:
+            raise ValueError(f"{short(index)} is not the index of a new value")
+        values[index] = Value(index, _read_type(type_), _text(name))
+        return values[index]
 
     inputs = tuple(define(item) for item in data["inputs"])
     body = []
@@ -120,9 +161,9 @@ def _read_function(data: dict[str, Any]) -> Function:
         operands = tuple(values[index] for index in node["inputs"])
         outputs = tuple(define(item) for item in node["outputs"])
         attrs = {name: _tuples(attr) for name, attr in node["attrs"].items()}
-        body.append(Node(node["op"], operands, outputs, attrs, node.get("where", "")))
+        body.append(Node(_text(node["op"]), operands, outputs, attrs, _text(node["where"])))
     outputs = tuple(values[index] for index in data["outputs"])
-    return Function(data["name"], inputs, tuple(body), outputs)
+    return Function(_text(data["name"]), inputs, tuple(body), outputs)
 
 
 def to_text(program: Program) -> str:

@@ -3,15 +3,19 @@
 Knows primitives and calls; composites and blocks are built on it.
 """
 
+import dataclasses
+import itertools
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from linnet.errors import SpecError
-from linnet.spec.ops import PRIMITIVES, Mismatch
+from linnet.spec.attrs import Mismatch
+from linnet.spec.ops import infer
 from linnet.spec.passes.roll import roll
 from linnet.spec.program import Attrs, Function, Node, Value
 from linnet.spec.types import Dim, DType, TensorType
@@ -62,10 +66,25 @@ class Tensor:
     __radd__ = __add__
     __rmul__ = __mul__
 
+    def __rsub__(self, other: float) -> "Tensor":
+        return apply("sub", other, self)
+
+    def __rtruediv__(self, other: float) -> "Tensor":
+        return apply("div", other, self)
+
+    # Python would answer both without looking at values, which are not known while tracing.
+
     def __bool__(self) -> bool:
-        raise SpecError(
+        raise self.builder.complain(
             f"a symbolic {self.type} has no truth value; use where() to choose between tensors"
         )
+
+    def __eq__(self, other: object) -> bool:
+        raise self.builder.complain(
+            f'a symbolic {self.type} cannot be compared with ==; use apply("eq", x, y)'
+        )
+
+    __hash__ = object.__hash__
 
 
 class Builder:
@@ -102,25 +121,38 @@ class Builder:
                     op, inputs, f"{tensor.type} belongs to another block; pass it as an argument"
                 )
         outputs = tuple(self.value(type_) for type_ in results)
-        self.nodes.append(Node(op, tuple(t.value for t in inputs), outputs, dict(attrs), _where()))
+        # The body of a composite is shared by all who call it: it has no line of its own.
+        where = _where() if self.tracer else ""
+        self.nodes.append(Node(op, tuple(t.value for t in inputs), outputs, dict(attrs), where))
         return tuple(Tensor(value, self) for value in outputs)
+
+    def complain(self, complaint: str) -> SpecError:
+        """A SpecError that names the block and the family's line."""
+        at = f" at {self.prefix}" if self.prefix else ""
+        where = f" ({_where()})" if self.tracer else ""
+        return SpecError(f"{self.block}{at}: {complaint}{where}")
 
     def error(self, op: str, inputs: Sequence[Tensor], complaint: str) -> SpecError:
         """A SpecError that names the block, the op, its input types and the family's line."""
-        shapes = ", ".join(str(t.type) for t in inputs)
-        at = f" at {self.prefix}" if self.prefix else ""
-        return SpecError(f"{self.block}{at}: {op}({shapes}): {complaint} ({_where()})")
+        return self.complain(f"{op}({', '.join(str(t.type) for t in inputs)}): {complaint}")
 
     def local(self, full: str) -> str:
         """A full path as seen from this function's block."""
         if not self.prefix:
             return full
         if not full.startswith(self.prefix + "."):
-            raise SpecError(f"{self.block} at {self.prefix} uses {full}, which is not inside it")
+            raise self.complain(f"uses {full}, which is not inside it")
         return full[len(self.prefix) + 1 :]
 
-    def finish(self, name: str, outputs: Sequence[Tensor]) -> Function:
+    def finish(self, name: str, outputs: Sequence[Any]) -> Function:
         """The function, with runs of calls to alike layers rolled into loops."""
+        for output in outputs:
+            if not isinstance(output, Tensor):
+                raise self.complain(f"returns {output!r}, not a tensor or a tuple of tensors")
+            if output.builder is not self:
+                raise self.complain(
+                    f"returns {output.type} of another block: pass it as an argument"
+                )
         body = roll(tuple(self.nodes), tuple(t.value for t in outputs))
         return Function(name, tuple(self.inputs), body, tuple(t.value for t in outputs))
 
@@ -138,57 +170,41 @@ class Tracer:
         try:
             return self.paths[id(thing)]
         except KeyError:
-            raise SpecError(
-                f"{type(thing).__name__} is not an attribute of the model; "
+            raise current().complain(
+                f"uses a {type(thing).__name__} that is not an attribute of the model; "
                 "blocks, parameters and states are made in __init__, not in the call"
             ) from None
 
     def intern(self, block: str, function: Function) -> str:
         """The name of an equal function already there, or a new one: block, block_entry, ..."""
         base = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", block).lower()
-        for name in _names(base, self.entry):
-            known = self.functions.get(name)
-            if known is None:
-                self.functions[name] = Function(
-                    name, function.inputs, function.body, function.outputs
-                )
-                return name
-            if (known.inputs, known.body, known.outputs) == (
-                function.inputs,
-                function.body,
-                function.outputs,
-            ):
-                return name
-        raise AssertionError("unreachable: names do not run out")
+        numbered = (f"{base}_{self.entry}_{number}" for number in itertools.count(2))
+        for name in itertools.chain((base, f"{base}_{self.entry}"), numbered):
+            known = self.functions.setdefault(name, dataclasses.replace(function, name=name))
+            if dataclasses.replace(function, name=name) == known:
+                break
+        return name
 
 
-def _names(base: str, entry: str) -> Iterator[str]:
-    yield base
-    yield f"{base}_{entry}"
-    number = 2
-    while True:
-        yield f"{base}_{entry}_{number}"
-        number += 1
-
-
-_stack: list[Builder] = []
+_current: ContextVar["Builder | None"] = ContextVar("_current", default=None)
 
 
 def current() -> Builder:
     """The builder of the function being traced."""
-    if not _stack:
-        raise SpecError("ops build programs: call them inside a block, or use trace_function()")
-    return _stack[-1]
+    builder = _current.get()
+    if builder is None:
+        raise SpecError("ops build programs: call them in a block that trace_decoder() is tracing")
+    return builder
 
 
 @contextmanager
 def building(builder: Builder) -> Iterator[Builder]:
     """Make ``builder`` the current one."""
-    _stack.append(builder)
+    token = _current.set(builder)
     try:
         yield builder
     finally:
-        _stack.pop()
+        _current.reset(token)
 
 
 def apply(op: str, *operands: "Tensor | float", **attrs: Any) -> Tensor:
@@ -202,38 +218,39 @@ def perform(op: str, *operands: "Tensor | float", **attrs: Any) -> tuple[Tensor,
     builder = current()
     inputs = as_tensors(op, operands)
     try:
-        results = PRIMITIVES[op].infer(tuple(t.type for t in inputs), attrs)
+        results = infer(op, tuple(t.type for t in inputs), attrs)
     except Mismatch as complaint:
         raise builder.error(op, inputs, str(complaint)) from None
     return builder.emit(op, inputs, attrs, results)
 
 
 def as_tensors(op: str, operands: Sequence[Any]) -> list[Tensor]:
-    """Tensors for operands that may be numbers."""
+    """Tensors for operands that may be numbers, which take the dtype of the tensors."""
     builder = current()
-    tensors = list(operands)
-    dtype = next((t.dtype for t in tensors if isinstance(t, Tensor) and t.dtype != "bool"), None)
-    for index, operand in enumerate(tensors):
-        if isinstance(operand, int | float) and not isinstance(operand, bool) and dtype is not None:
-            number = float(operand) if dtype.is_float else int(operand)
-            (tensors[index],) = builder.emit(
-                "constant",
-                (),
-                {"values": (number,), "dtype": str(dtype), "shape": ()},
-                [TensorType(dtype, ())],
-            )
-        elif not isinstance(operand, Tensor):
-            raise SpecError(
-                f"{builder.block}: {op} takes tensors and numbers, not {operand!r} ({_where()})"
-            )
-    return tensors
+    dtypes = [t.dtype for t in operands if isinstance(t, Tensor) and t.dtype is not DType.BOOL]
+
+    def tensor(operand: Any) -> Tensor:
+        if isinstance(operand, Tensor):
+            return operand
+        if not isinstance(operand, int | float) or isinstance(operand, bool) or not dtypes:
+            raise builder.complain(f"{op} takes tensors, and numbers beside them, not {operand!r}")
+        dtype = dtypes[0]
+        number = float(operand) if dtype.is_float else operand
+        attrs = {"values": (number,), "dtype": str(dtype), "shape": ()}
+        try:
+            types = infer("constant", (), attrs)
+        except Mismatch as complaint:
+            raise builder.complain(f"{op}: {complaint}") from None
+        return builder.emit("constant", (), attrs, types)[0]
+
+    return [tensor(operand) for operand in operands]
 
 
 def read(param: "Param") -> Tensor:
     """A parameter's value in the function being traced; one node however often it is read."""
     builder = current()
     if builder.tracer is None:
-        raise SpecError("a parameter can only be read by a block of the model that owns it")
+        raise builder.complain("reads a parameter; only a block of the model can")
     path = builder.local(builder.tracer.path(param))
     if path not in builder.parameters:
         (builder.parameters[path],) = builder.emit(

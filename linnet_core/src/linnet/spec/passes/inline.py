@@ -10,10 +10,7 @@ class Inliner:
 
     def __init__(self, function: Function) -> None:
         self.function = function
-        self.count = 1 + max(
-            (v.index for n in function.body for v in (*n.inputs, *n.outputs)),
-            default=max((v.index for v in function.inputs), default=-1),
-        )
+        self.count = function.next_index
         self.map: dict[Value, Value] = {}
         self.body: list[Node] = []
 

@@ -85,7 +85,7 @@ def _join(function: Function) -> Function:
     if not groups:
         return function
 
-    count = 1 + max(v.index for node in function.body for v in (*node.inputs, *node.outputs))
+    count = function.next_index
     replaced = {id(node): key for key, nodes in groups.items() for node in nodes}
     body: list[Node] = []
     done: set[tuple[Value, int]] = set()
