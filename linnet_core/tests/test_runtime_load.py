@@ -1,5 +1,6 @@
 """From a name to a model: which format, family, backend and context, and what is said of it."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -214,3 +215,12 @@ def test_the_default_context(plugins, model):
 def test_what_cannot_be(plugins, model, options, error, message):
     with pytest.raises(error, match=message):
         load(model, **options)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth"])
+def test_a_pickle_is_refused_with_a_way_out(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).write_bytes(b"\x80\x04.")
+    for path in (tmp_path, tmp_path / name):
+        with pytest.raises(CheckpointError, match="is a pickle.*save_pretrained"):
+            bind(path)

@@ -24,8 +24,14 @@ def linnet_register_formats() -> list[Format]:
         Format(
             name="safetensors",
             target="linnet.weights.folder:SafetensorsFormat",
-            suffixes=(".safetensors",),
-            markers=("*.safetensors", "*.safetensors.index.json"),
+            # Pickles are claimed so that they are refused with a reason and a way out.
+            suffixes=(".safetensors", ".bin", ".pt", ".pth"),
+            markers=(
+                "*.safetensors",
+                "*.safetensors.index.json",
+                "pytorch_model*.bin",
+                "consolidated*.pth",
+            ),
             api_version=API_VERSION,
         )
     ]
