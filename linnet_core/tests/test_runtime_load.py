@@ -222,5 +222,5 @@ def test_a_pickle_is_refused_with_a_way_out(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / name).write_bytes(b"\x80\x04.")
     for path in (tmp_path, tmp_path / name):
-        with pytest.raises(CheckpointError, match="is a pickle.*save_pretrained"):
+        with pytest.raises(CheckpointError, match=r"is a pickle.*save_pretrained"):
             bind(path)
