@@ -30,6 +30,8 @@ from linnet.weights.ties import is_tied
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 IGNORED = (r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
 """Rotary tables that old checkpoints store; the config says the same."""
+MAX_LAYERS, MAX_HEAD_DIM = 1000, 65536
+"""Far above any model; a program of more would take long to trace."""
 
 
 @dataclass(frozen=True)
@@ -53,35 +55,31 @@ class LlamaConfig:
 
 
 def read_config(config: Mapping[str, Any], tied: bool) -> tuple[LlamaConfig, tuple[str, ...]]:
-    """The typed config and notes on what it did not state. Raises ConfigError."""
+    """The typed config and notes on what it left open. Raises ConfigError."""
     read = Reader(config)
-    layers, hidden = read.size("num_hidden_layers"), read.size("hidden_size")
-    heads = read.size("num_attention_heads")
-    kv_heads = read.default("num_key_value_heads", heads)
-    if kv_heads < 1 or heads % kv_heads:
+    read_tie(read)  # only to have it checked: ``tied`` is what binding made of it
+    layers = read.size("num_hidden_layers", at_most=MAX_LAYERS)
+    hidden, heads = read.size("hidden_size"), read.size("num_attention_heads")
+    kv_heads = read.size("num_key_value_heads", heads)
+    if heads % kv_heads:
         raise ConfigError(
             f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
         )
-    head_dim = read.optional("head_dim", int)
-    if head_dim is None:
-        # Not a guess: this is what head_dim means where a Llama config leaves it out.
-        if hidden % heads:
-            raise ConfigError(
-                f"hidden_size {hidden} is not a multiple of {heads} heads: state head_dim"
-            )
-        head_dim = hidden // heads
-    if head_dim < 2 or head_dim % 2:
-        raise ConfigError(f"head_dim is {head_dim}, not a positive even number")
-    activation = read.required("hidden_act", str)
-    if activation != "silu":
+    if read.optional("head_dim", int) is None and hidden % heads:
+        raise ConfigError(
+            f"hidden_size {hidden} is not a multiple of {heads} heads: state head_dim"
+        )
+    head_dim = read.size("head_dim", hidden // heads, at_most=MAX_HEAD_DIM)
+    if head_dim % 2:
+        raise ConfigError(f"head_dim is {head_dim}, which rotary positions cannot halve")
+    activation = read.optional("hidden_act", str)
+    if activation not in (None, "silu", "swish"):
         raise ConfigError(f"hidden_act is {activation!r}; the Llama family has 'silu'")
-    eps = read.required("rms_norm_eps", float)
+    eps = read.default("rms_norm_eps", 1e-6)
     if not eps > 0:
         raise ConfigError(f"rms_norm_eps is {eps}, not positive")
-    max_positions = read.size("max_position_embeddings")
-    window = read.optional("sliding_window", int)
-    if window is not None and window < 1:
-        raise ConfigError(f"sliding_window is {window}, not positive")
+    max_positions = read.default("max_position_embeddings", 2048)
+    read.size("max_position_embeddings", max_positions)
     result = LlamaConfig(
         vocab=read.size("vocab_size"),
         hidden=hidden,
@@ -93,13 +91,50 @@ def read_config(config: Mapping[str, Any], tied: bool) -> tuple[LlamaConfig, tup
         rms_eps=eps,
         max_positions=max_positions,
         rope=read_rope(read, head_dim, max_positions),
-        windows=(window,) * layers,
-        # Absence means false in every Llama config; binding would find a bias that is there.
+        windows=read_windows(read, layers),
+        # Absence means false to Transformers; binding would find a bias that is there.
         attention_bias=read.optional("attention_bias", bool) or False,
         mlp_bias=read.optional("mlp_bias", bool) or False,
         tied=tied,
     )
+    read.finish()
     return result, tuple(read.notes)
+
+
+def read_tie(read: Reader) -> bool | None:
+    """Whether the config says that the head is the embedding; None where it does not say."""
+    return read.optional("tie_word_embeddings", bool)
+
+
+def read_windows(read: Reader, layers: int) -> tuple[int | None, ...]:
+    """How many tokens each layer sees, the token itself included; None for all of them."""
+    window = read.optional("sliding_window", int)
+    if window is not None:
+        window = read.size("sliding_window")
+    if read.optional("use_sliding_window", bool) is False:
+        window = None
+    kinds = read.optional("layer_types", list)
+    if kinds is None:
+        kinds = ["full_attention" if window is None else "sliding_attention"] * layers
+    if len(kinds) != layers:
+        raise ConfigError(f"layer_types has {len(kinds)} entries, but there are {layers} layers")
+    for kind in kinds:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise ConfigError(
+                f"layer_types has {kind!r}; the Llama family has full_attention and "
+                "sliding_attention"
+            )
+        if kind == "sliding_attention" and window is None:
+            raise ConfigError("layer_types has sliding_attention, but no sliding_window is in use")
+    if "sliding_attention" in kinds:
+        # Its cache drops what is outside, yet its mask lets a forward over many tokens see it.
+        read.notes.append(
+            f"sliding_window {window} holds for every token; Transformers' Llama applies it only "
+            "to what it decodes from its cache"
+        )
+    else:
+        read.optional("max_window_layers", int)
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 class Attention(Block):
@@ -196,12 +231,12 @@ class Llama:
 
     def program(self, config: Mapping[str, Any]) -> Program:
         """The program for a config alone; an unstated tie is untied, as in Transformers."""
-        typed, _ = read_config(config, tied=bool(config.get("tie_word_embeddings", False)))
+        typed, _ = read_config(config, tied=read_tie(Reader(config)) or False)
         return trace_decoder("llama", LlamaForCausalLM(typed))
 
     def bind(self, checkpoint: Checkpoint) -> BoundModel:
         """The model of a checkpoint. Raises ConfigError or BindingError."""
-        flag = Reader(checkpoint.config).optional("tie_word_embeddings", bool)
+        flag = read_tie(Reader(checkpoint.config))
         tied, tie_note = is_tied(checkpoint, parameter=HEAD, tied_to=EMBEDDING, flag=flag)
         config, notes = read_config(checkpoint.config, tied)
         program = trace_decoder("llama", LlamaForCausalLM(config))

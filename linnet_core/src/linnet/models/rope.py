@@ -2,17 +2,25 @@
 
 transformers 5 nests theta and scaling in ``rope_parameters``; before, they were ``rope_theta``
 and ``rope_scaling``, and the kind was once spelled ``type``.
+
+Tables are computed in f32, in the order of Transformers' own arithmetic: models are trained with
+its roundings. An exact table is off by 1e-7 of the angle, which some positions of SmolLM2 turn
+into a difference of 1e-3 in a logit.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from reprlib import repr as short
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from linnet.errors import ConfigError
-from linnet.models.config import Reader
+from linnet.models.config import Reader, is_number
+
+Table = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -26,70 +34,74 @@ class Rope:
     frequencies: tuple[float, ...]
     scale: float = 1.0
     settings: tuple[tuple[str, Any], ...] = ()
-    """The scaling settings, as read: for people and for exporters."""
+    """The scaling settings, by name: for people and for exporters."""
 
 
 def read_rope(config: Reader, size: int, max_positions: int) -> Rope:
     """The rotary table for ``size`` dimensions. Raises ConfigError where dialects disagree."""
-    new = config.optional("rope_parameters", dict)
-    old = config.optional("rope_scaling", dict)
-    if new is not None and any(isinstance(value, Mapping) for value in new.values()):
-        raise ConfigError("rope_parameters differs by layer type, which this family does not have")
-
-    def agree(name: str, one: Any, other: Any, where: str) -> Any:
-        if one is not None and other is not None and one != other:
-            raise ConfigError(
-                f"rope_parameters.{name} is {one} but {where} is {other}: the config contradicts "
-                "itself; remove one of them"
-            )
-        return one if one is not None else other
-
-    settings = dict(new or {})
-    for name, value in (old or {}).items():
-        key = "rope_type" if name == "type" else name
-        settings[key] = agree(key, settings.get(key), value, f"rope_scaling.{name}")
-    theta = agree(
-        "rope_theta",
-        settings.pop("rope_theta", None),
-        config.optional("rope_theta", float),
-        "rope_theta",
-    )
-    kind = agree("type", settings.pop("rope_type", None), settings.pop("type", None), "type")
-    kind = kind or "default"
+    values = _stated(config)
+    kind = values.pop("rope_type", "default")
+    theta = values.pop("rope_theta", None)
     if theta is None:
         theta = config.default("rope_theta", 10000.0)
-    if not isinstance(theta, int | float) or not theta > 0:
-        raise ConfigError(f"rope_theta is {theta!r}, not a positive number")
-    partial = settings.pop("partial_rotary_factor", 1.0)
-    if partial != 1.0:
-        raise ConfigError(f"partial_rotary_factor is {partial}, which this family does not have")
+    if not is_number(theta) or not 1 < theta < 1e30:
+        raise ConfigError(f"rope_theta is {short(theta)}, not a number above 1")
+    partial = values.pop("partial_rotary_factor", 1)
+    if partial != 1:
+        raise ConfigError(
+            f"partial_rotary_factor is {short(partial)}, which this family does not have"
+        )
+    if kind in ("llama3", "yarn") and "original_max_position_embeddings" not in values:
+        values["original_max_position_embeddings"] = max_positions
+        config.notes.append(
+            f"rope scaling {kind!r} does not state original_max_position_embeddings; assuming "
+            f"max_position_embeddings {max_positions}, as Transformers does"
+        )
 
-    frequencies = _unscaled(float(theta), size)
+    periods = _periods(theta, size)
+    frequencies = np.reciprocal(periods)
+    settings = Settings(kind, values)
     scale = 1.0
-    given = Settings(kind, settings)
     if kind == "linear":
-        factor = given.number("factor")
-        frequencies = [f / factor for f in frequencies]
+        frequencies = frequencies / np.float32(settings.number("factor"))
     elif kind == "llama3":
-        frequencies = _llama3(frequencies, given)
+        frequencies = _llama3(frequencies, settings)
     elif kind == "yarn":
-        frequencies, scale = _yarn(float(theta), size, max_positions, given)
+        frequencies = _yarn(theta, periods, settings)
+        scale = _yarn_scale(settings)
     elif kind != "default":
         raise ConfigError(
-            f"rope scaling {kind!r} is not supported; supported are default, linear, llama3, yarn"
+            f"rope scaling {short(kind)} is not supported; supported are default, linear, llama3, "
+            "yarn"
         )
-    given.done()
-    return Rope(float(theta), kind, tuple(frequencies), scale, tuple(sorted(settings.items())))
+    settings.done()
+    table = tuple(float(frequency) for frequency in frequencies)
+    return Rope(float(theta), kind, table, scale, tuple(sorted(values.items())))
 
 
-def _unscaled(theta: float, size: int) -> list[float]:
-    """``theta ** (-2i / size)``, rounded to f32 where Transformers rounds.
+def _stated(config: Reader) -> dict[str, Any]:
+    """Every rotary setting that the config states, in whichever dialect, by its newest name."""
+    values: dict[str, Any] = {}
+    places: dict[str, str] = {}
 
-    Models are trained with that table. An exact one is off by 1e-7 of the angle, which some
-    positions of SmolLM2 turn into a difference of 1e-3 in a logit.
-    """
-    f32 = np.float32
-    return [float(1 / f32(theta ** float(f32(2 * i) / f32(size)))) for i in range(size // 2)]
+    def state(name: str, value: Any, place: str) -> None:
+        if value is None:
+            return
+        if isinstance(value, Mapping):
+            raise ConfigError(f"{place} is for one layer type, which this family does not have")
+        if name in values and values[name] != value:
+            raise ConfigError(
+                f"{places[name]} is {short(values[name])} but {place} is {short(value)}: the "
+                "config contradicts itself; remove one of them"
+            )
+        values[name], places[name] = value, place
+
+    for block in ("rope_parameters", "rope_scaling"):
+        for name, value in (config.optional(block, dict) or {}).items():
+            state("rope_type" if name == "type" else name, value, f"{block}.{name}")
+    for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
+        state(name, config.optional(name, float), name)
+    return values
 
 
 class Settings:
@@ -97,87 +109,104 @@ class Settings:
 
     def __init__(self, kind: str, values: Mapping[str, Any]) -> None:
         self.kind = kind
-        self.values = dict(values)
-        self.used: set[str] = set()
+        self.values = values
+        # These kinds stretch what they have: they need not know how long it was.
+        self.used = {"original_max_position_embeddings"} if kind in ("default", "linear") else set()
+
+    def optional(self, name: str) -> float | None:
+        """A positive number, or None where it is not given."""
+        self.used.add(name)
+        value = self.values.get(name)
+        if value is not None and not (is_number(value) and 0 < value < 1e30):
+            raise ConfigError(
+                f"rope scaling {self.kind!r}: {name} is {short(value)}, not a positive number"
+            )
+        return None if value is None else float(value)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A number; required unless a default is given."""
+        """A positive number; required unless a default is given."""
+        value = self.optional(name)
+        value = default if value is None else value
+        if value is None:
+            raise ConfigError(f"rope scaling {self.kind!r} needs a number {name}")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
         self.used.add(name)
         value = self.values.get(name, default)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-        ):
-            raise ConfigError(f"rope scaling {self.kind!r} needs a number {name}, not {value!r}")
-        return float(value)
-
-    def given(self, name: str) -> bool:
-        """Whether the config sets it."""
-        return self.values.get(name) is not None
+        if not isinstance(value, bool):
+            raise ConfigError(
+                f"rope scaling {self.kind!r}: {name} is {short(value)}, not true or false"
+            )
+        return value
 
     def done(self) -> None:
         """Refuse settings that this kind does not know: they would be dropped silently."""
-        for name in self.values:
-            known = name in self.used or self.values[name] is None
-            harmless = name == "original_max_position_embeddings" and self.kind in (
-                "default",
-                "linear",
-            )
-            if not known and not harmless:
-                raise ConfigError(
-                    f"rope scaling {self.kind!r} does not know {name}={self.values[name]!r}"
-                )
+        for name, value in self.values.items():
+            if name not in self.used:
+                raise ConfigError(f"rope scaling {self.kind!r} does not know {name}={short(value)}")
 
 
-def _llama3(frequencies: list[float], given: Settings) -> list[float]:
+def _periods(theta: float, size: int) -> Table:
+    """``theta ** (2i / size)``: positions per radian."""
+    exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
+    base = float(np.float32(theta))
+    return np.array([base ** float(exponent) for exponent in exponents], np.float32)
+
+
+def _llama3(frequencies: Table, settings: Settings) -> Table:
     """Llama 3.1: long wavelengths slowed by ``factor``, short ones kept, blended between."""
-    factor = given.number("factor")
-    low, high = given.number("low_freq_factor"), given.number("high_freq_factor")
-    original = given.number("original_max_position_embeddings")
+    factor = settings.number("factor")
+    low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
+    original = settings.number("original_max_position_embeddings")
     if high <= low:
         raise ConfigError(f"high_freq_factor {high} must be above low_freq_factor {low}")
-    scaled = []
-    for frequency in frequencies:
-        turns = original * frequency / (2 * math.pi)
-        blend = min(max((turns - low) / (high - low), 0.0), 1.0)
-        scaled.append(frequency * (blend + (1 - blend) / factor))
-    return scaled
+    lengths = np.reciprocal(frequencies) * (2 * math.pi)
+    slow = frequencies / factor
+    blend = (np.reciprocal(lengths) * original - low) / (high - low)
+    blended = (1 - blend) * frequencies / factor + blend * frequencies
+    long, short_ = lengths > original / low, lengths < original / high
+    return np.where(long, slow, np.where(short_, frequencies, blended)).astype(np.float32)
 
 
-def _yarn(
-    theta: float, size: int, max_positions: int, given: Settings
-) -> tuple[list[float], float]:
-    """YaRN (Peng et al. 2023, arXiv 2309.00071), with the options that Transformers has."""
-    original = given.number("original_max_position_embeddings", float(max_positions))
-    factor = given.number("factor")
-    beta_fast, beta_slow = given.number("beta_fast", 32.0), given.number("beta_slow", 1.0)
-    truncate = bool(given.values.get("truncate", True))
-    given.used.update(("truncate", "attention_factor", "mscale", "mscale_all_dim"))
+def _yarn(theta: float, periods: Table, settings: Settings) -> Table:
+    """YaRN: dimensions that turn often are kept, those that turn seldom slowed by ``factor``.
 
-    def mscale(by: float, weight: float = 1.0) -> float:
-        return 1.0 if by <= 1 else 0.1 * weight * math.log(by) + 1.0
-
-    if given.given("attention_factor"):
-        scale = given.number("attention_factor")
-    elif given.values.get("mscale") and given.values.get("mscale_all_dim"):
-        scale = mscale(factor, given.number("mscale")) / mscale(
-            factor, given.number("mscale_all_dim")
-        )
-    else:
-        scale = mscale(factor)
+    Source: Peng et al. 2023, arXiv 2309.00071, with the options that Transformers has.
+    """
+    original = settings.number("original_max_position_embeddings")
+    factor = settings.number("factor")
+    size = 2 * len(periods)
 
     def dimension_of(turns: float) -> float:
         return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = dimension_of(beta_fast), dimension_of(beta_slow)
-    if truncate:
+    low = dimension_of(settings.number("beta_fast", 32.0))
+    high = dimension_of(settings.number("beta_slow", 1.0))
+    if settings.flag("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, size - 1)
     if low == high:
         high += 0.001
-    frequencies = []
-    for i, base in enumerate(_unscaled(theta, size)):
-        ramp = min(max((i - low) / (high - low), 0.0), 1.0)
-        frequencies.append(base / factor * ramp + base * (1 - ramp))
-    return frequencies, scale
+    ramp = np.clip((np.arange(len(periods), dtype=np.float32) - low) / (high - low), 0, 1)
+    kept = 1 - ramp
+    slow, fast = np.reciprocal(factor * periods), np.reciprocal(periods)
+    table: Table = (slow * (1 - kept) + fast * kept).astype(np.float32)
+    return table
+
+
+def _yarn_scale(settings: Settings) -> float:
+    """What YaRN multiplies cosine and sine with, so that attention stays as sharp."""
+    factor = settings.number("factor")
+    given = settings.optional("attention_factor")
+    above, below = settings.optional("mscale"), settings.optional("mscale_all_dim")
+
+    def sharpen(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if given is not None:
+        return given
+    if above is not None and below is not None:
+        return sharpen(above) / sharpen(below)
+    return sharpen(1.0)
