@@ -7,6 +7,7 @@ and frozen dataclasses of these.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -78,6 +79,9 @@ def walk(model: Block) -> Iterator[tuple[str, Block | Param | State]]:
 
 
 def _traced_call(method: Callable[..., Any]) -> Callable[..., Any]:
+    code = method.__code__
+    hints, more = code.co_varnames[1 : code.co_argcount], itertools.repeat("")
+
     @functools.wraps(method)
     def call(self: Block, *args: Any) -> Any:
         outer = current()
@@ -99,9 +103,10 @@ def _traced_call(method: Callable[..., Any]) -> Callable[..., Any]:
                 return dataclasses.replace(argument, **values)
             return argument
 
-        hints = method.__code__.co_varnames[1 : 1 + len(args)]
         with building(inner):
-            entered = [enter(a, h) for a, h in zip(args, hints, strict=True)]
+            entered = [
+                enter(a, h) for a, h in zip(args, itertools.chain(hints, more), strict=False)
+            ]
             result = method(self, *entered)
         outputs = result if isinstance(result, tuple) else (result,)
         function = tracer.intern(name, inner.finish(name, outputs))

@@ -169,11 +169,17 @@ for _name, _meaning in {
     "add": "x + y",
     "sub": "x - y",
     "mul": "x * y; u32 wraps",
-    "div": "x / y",
     "maximum": "the larger of x and y",
     "minimum": "the smaller of x and y",
 }.items():
     _primitive(_name, _meaning)(_binary)
+
+
+@_primitive("div", "x / y, of floats")
+def _div(types: Types, attrs: Attrs) -> Types:
+    result = _binary(types, attrs)
+    require(result[0].dtype.is_float, f"takes a float dtype, not {result[0].dtype}")
+    return result
 
 
 def _compare(types: Types, attrs: Attrs) -> Types:

@@ -163,6 +163,7 @@ class Tracer:
     def __init__(self, paths: Mapping[int, str]) -> None:
         self.paths = paths
         self.functions: dict[str, Function] = {}
+        self.alike: dict[str, list[str]] = {}
         self.entry = ""
 
     def path(self, thing: "Block | Param | State") -> str:
@@ -178,11 +179,15 @@ class Tracer:
     def intern(self, block: str, function: Function) -> str:
         """The name of an equal function already there, or a new one: block, block_entry, ..."""
         base = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", block).lower()
+        alike = self.alike.setdefault(base, [])
+        for name in alike:
+            if dataclasses.replace(function, name=name) == self.functions[name]:
+                return name
         numbered = (f"{base}_{self.entry}_{number}" for number in itertools.count(2))
-        for name in itertools.chain((base, f"{base}_{self.entry}"), numbered):
-            known = self.functions.setdefault(name, dataclasses.replace(function, name=name))
-            if dataclasses.replace(function, name=name) == known:
-                break
+        names = itertools.chain((base, f"{base}_{self.entry}"), numbered)
+        name = next(name for name in names if name not in self.functions)
+        self.functions[name] = dataclasses.replace(function, name=name)
+        alike.append(name)
         return name
 
 
