@@ -358,7 +358,7 @@ def gumbel(seeds: Tensor, positions: Tensor, *, vocab: int) -> Tensor:
     batch. The hash is MurmurHash3's 32-bit finalizer, applied once for each of the three.
     """
     require(
-        seeds.type == positions.type == TensorType(DType.I32, seeds.shape[:1]),
+        seeds.type == positions.type and (seeds.dtype, len(seeds.shape)) == (DType.I32, 1),
         f"seeds and positions are {seeds.type} and {positions.type}, not i32[B] both",
     )
     batch = seeds.shape[0]
