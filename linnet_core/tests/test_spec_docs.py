@@ -4,9 +4,11 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from linnet.errors import SpecError
 from linnet.spec import DType
 from linnet.spec.composites import COMPOSITES
 from linnet.spec.ops import CALLS, PRIMITIVES
@@ -33,7 +35,7 @@ def composite_entries() -> Iterator[str]:
         yield f"**`{name}{called}`** {meaning}"
 
 
-@pytest.mark.parametrize("row", primitive_rows(), ids=list(PRIMITIVES))
+@pytest.mark.parametrize("row", list(primitive_rows()), ids=list(PRIMITIVES))
 def test_every_primitive_is_in_the_table_as_the_code_has_it(row: str) -> None:
     assert row in PRIMITIVE_PART
 
@@ -42,7 +44,7 @@ def test_no_other_primitive_is() -> None:
     assert re.findall(r"^\| `(\w+)` \|", PRIMITIVE_PART, re.MULTILINE) == list(PRIMITIVES)
 
 
-@pytest.mark.parametrize("entry", composite_entries(), ids=list(COMPOSITES))
+@pytest.mark.parametrize("entry", list(composite_entries()), ids=list(COMPOSITES))
 def test_every_composite_is_explained_as_the_code_has_it(entry: str) -> None:
     assert entry in " ".join(COMPOSITE_PART.split())
 
@@ -56,3 +58,20 @@ def test_calls_and_dtypes_are_all_there() -> None:
         assert f"`{name}` ({', '.join(f'`{attr}`' for attr in attrs)})" in GUIDE
     for dtype in DType:
         assert f"`{dtype}`" in GUIDE
+
+
+def test_what_the_guide_prints_is_what_comes_out() -> None:
+    blocks = re.findall(r"^```\w*\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+    family, printed, complaint, composite = blocks
+    names: dict[str, Any] = {"__name__": "document"}
+    exec(compile(family, "tiny.py", "exec"), names)
+    for function in printed.strip().split("\n\n"):
+        assert function in names["text"]
+
+    wrong = family.replace("self.out = Linear(HIDDEN", "self.out = Linear(80")
+    with pytest.raises(SpecError) as caught:
+        exec(compile(wrong, "tiny.py", "exec"), {"__name__": "document"})
+    assert f"SpecError: {caught.value}" == " ".join(complaint.split())
+
+    exec(compile(composite, "relu.py", "exec"), names)
+    del COMPOSITES["relu_squared"]

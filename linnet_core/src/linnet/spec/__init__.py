@@ -17,7 +17,7 @@ from linnet.spec.blocks import (
 from linnet.spec.decoder import Decoder, trace_decoder
 from linnet.spec.program import Function, Node, Parameter, Program, Value
 from linnet.spec.serialize import fingerprint, from_json, to_json, to_text
-from linnet.spec.trace import Tensor
+from linnet.spec.trace import Tensor, apply, read
 from linnet.spec.types import Dim, DType, TensorType
 
 __all__ = [
@@ -39,8 +39,10 @@ __all__ = [
     "Tensor",
     "TensorType",
     "Value",
+    "apply",
     "fingerprint",
     "from_json",
+    "read",
     "to_json",
     "to_text",
     "trace_decoder",
