@@ -436,6 +436,26 @@ def test_siblings_become_one_parameter_with_parts() -> None:
         "a+b.weight", "embed.weight", "head.weight"
     }  # fmt: skip
     assert from_json(to_json(program)) == program
+    assert join_linears(program) == program
+
+
+def test_a_tied_parameter_is_not_joined() -> None:
+    """Two heads on one hidden state, one of them the embedding."""
+
+    class Heads(Siblings):
+        def __init__(self) -> None:
+            super().__init__(both)
+            self.second = Linear(SIZE, VOCAB)
+            self.head = Linear(SIZE, VOCAB, tied_to=self.embed)
+
+        def logits(self, hidden: Tensor) -> Tensor:
+            return self.head(hidden) + self.second(hidden)
+
+    program = trace_decoder("toy", Heads())
+    after = join_linears(program)
+    check(after)
+    assert [p.parts for p in after.parameters if p.parts] == [("a.weight", "b.weight")]
+    assert after.parameter("head.weight").tied_to == "embed.weight"
 
 
 def test_a_bias_on_one_alone_keeps_them_apart() -> None:

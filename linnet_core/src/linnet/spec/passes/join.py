@@ -4,7 +4,7 @@ Query, key and value, and gate and up, are then one product each: fewer and larg
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from linnet.spec.program import Function, Node, Parameter, Program, Value
 from linnet.spec.types import DType, TensorType
@@ -16,11 +16,13 @@ def join_linears(program: Program) -> Program:
     A joined parameter has ``parts``: the paths whose rows, one after the other, it holds. A
     parameter that some function still reads alone stays in the manifest too.
     """
-    functions = {name: _join(function) for name, function in program.functions.items()}
-    entries = {name: _join(function) for name, function in program.entries.items()}
+    known = {parameter.path: parameter for parameter in program.parameters}
+    # A tied parameter has no rows of its own to join. What is tied anywhere stays everywhere.
+    tied = {local for path, local, _ in _reads(program) if known[path].tied_to is not None}
+    functions = {name: _join(function, tied) for name, function in program.functions.items()}
+    entries = {name: _join(function, tied) for name, function in program.entries.items()}
     joined = dataclasses.replace(program, functions=functions, entries=entries)
 
-    known = {parameter.path: parameter for parameter in program.parameters}
     manifest: dict[str, Parameter] = {}
     for path, local, shape in _reads(joined):
         if path in known:
@@ -28,8 +30,6 @@ def join_linears(program: Program) -> Program:
         elif path not in manifest:
             prefix = path.removesuffix(local)
             parts = tuple(prefix + part for part in _split(local))
-            if any(known[part].tied_to for part in parts):
-                raise AssertionError(f"{path} would join a tied parameter")
             manifest[path] = Parameter(path, shape, known[parts[0]].role, parts=parts)
     # A parameter that something is tied to stays even if only the tie reads it.
     for parameter in tuple(manifest.values()):
@@ -68,13 +68,17 @@ def _split(path: str) -> list[str]:
     return [f"{owner}.{leaf}" for owner in owners.split("+")]
 
 
-def _join(function: Function) -> Function:
+def _join(function: Function, tied: Container[str]) -> Function:
     made = {value: node for node in function.body for value in node.outputs}
 
     def parameters(node: Node) -> list[Node] | None:
         """The parameter nodes behind a linear's weight and bias, if that is what they are."""
         sources = [made.get(value) for value in node.inputs[1:]]
-        found = [source for source in sources if source and source.op == "parameter"]
+        found = [
+            source
+            for source in sources
+            if source and source.op == "parameter" and source.attrs["path"] not in tied
+        ]
         return found if len(found) == len(sources) else None
 
     groups: dict[tuple[Value, int], list[Node]] = {}
