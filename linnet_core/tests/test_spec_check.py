@@ -160,6 +160,7 @@ BREAKS: dict[str, tuple[Callable[[Json], None], str]] = {
         function(0, "name", value="x(): import os #"),
         r"'x\(\): import os #' cannot name a function",
     ),
+    "keyword": (function(0, "name", value="lambda"), "'lambda' cannot name a function"),
     "entry name": (entry("name", value="é"), "'é' cannot name a function"),
     "value name": (function(0, "inputs", 0, 1, value="x\n"), r"cannot name a value of scale"),
     "line": (function(0, "body", 0, "where", value="a\nb"), r"'a\\nb' cannot name a line in scale"),

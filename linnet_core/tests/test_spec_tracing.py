@@ -337,6 +337,13 @@ def test_alike_blocks_are_one_function_and_others_are_not() -> None:
     assert names[1] == names[0] | {"scale_forward", "scale_decode_2"}
 
 
+def test_a_block_may_be_called_like_a_keyword() -> None:
+    class Lambda(Wrong):
+        pass
+
+    assert set(trace(Lambda(lambda x, span: -x)).functions) >= {"lambda_", "lambda__decode"}
+
+
 def test_names_of_entries_and_of_their_inputs() -> None:
     program = trace(Wrong(lambda x, span: x))
     assert {name: [v.name for v in e.inputs] for name, e in program.entries.items()} == {

@@ -5,6 +5,7 @@ name in it is an identifier, every path is made of plain words, every number is 
 """
 
 import inspect
+import keyword
 import math
 import re
 import types
@@ -32,8 +33,13 @@ def require(condition: bool, complaint: str) -> None:
 
 
 def is_name(value: Any) -> bool:
-    """Whether it is a Python identifier in ASCII."""
-    return isinstance(value, str) and value.isascii() and value.isidentifier()
+    """Whether it is a Python identifier in ASCII, and not a keyword."""
+    return (
+        isinstance(value, str)
+        and value.isascii()
+        and value.isidentifier()
+        and not keyword.iskeyword(value)
+    )
 
 
 def is_path(value: Any) -> bool:

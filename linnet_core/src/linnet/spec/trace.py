@@ -5,6 +5,7 @@ Knows primitives and calls; composites and blocks are built on it.
 
 import dataclasses
 import itertools
+import keyword
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -179,6 +180,7 @@ class Tracer:
     def intern(self, block: str, function: Function) -> str:
         """The name of an equal function already there, or a new one: block, block_entry, ..."""
         base = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", block).lower()
+        base += "_" if keyword.iskeyword(base) else ""
         alike = self.alike.setdefault(base, [])
         for name in alike:
             if dataclasses.replace(function, name=name) == self.functions[name]:
