@@ -64,7 +64,7 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Mypy, strict, over our packages."""
     install(session, *PACKAGES, editable=True)
-    session.install("mypy==2.4.1")
+    session.install("mypy==2.4.1", *TESTING)
     session.run("mypy", *SOURCES)
 
 
