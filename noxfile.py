@@ -17,7 +17,8 @@ SOURCES = [f"{package}/src" for package in PACKAGES]
 
 # The default wheel of later releases brings gigabytes of CUDA; this one is what we test with.
 TORCH = "torch==2.13.0"
-TESTING = ["pytest>=8", "hypothesis>=6.100"]
+RUFF = "ruff==0.17.6"
+TESTING = ["pytest>=8", "hypothesis>=6.100", RUFF]
 
 
 def install(session: nox.Session, *packages: str, editable: bool = False) -> None:
@@ -55,7 +56,7 @@ def slow(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff: rules and formatting."""
-    session.install("ruff==0.17.6")
+    session.install(RUFF)
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
 
