@@ -49,7 +49,7 @@ def tests(session: nox.Session) -> None:
 def slow(session: nox.Session) -> None:
     """What takes minutes, gigabytes or a peer engine."""
     install(session, *PACKAGES)
-    session.install(*TESTING)
+    session.install(*TESTING, "accelerate")  # Transformers asks for it to read GGUF
     session.run("pytest", "-m", "slow", *session.posargs)
 
 
