@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from linnet.cli.main import COMMANDS
-from linnet.cli.output import print_json, print_table
+from linnet.cli.output import note, print_json, print_table
 from linnet.testing.fixtures import f0_config, random_checkpoint
 
 FRAMEWORKS = {"torch", "jax", "transformers", "onnxruntime", "tensorflow", "gguf"}
@@ -264,3 +264,20 @@ def test_the_core_pulls_in_no_framework() -> None:
     assert {"linnet", "numpy", "typer"} <= closure
     heavy = {name for name in closure if name in FRAMEWORKS or name.startswith(("nvidia", "jax"))}
     assert heavy == set()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_is_a_message():
+    done = subprocess.run(
+        f"{sys.executable} -m linnet plugins list > /dev/full",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+
+
+def test_notes_do_not_steer_the_terminal(capsys):
+    note("a\x1b[31mred\x07")
+    assert capsys.readouterr().err == "a\\x1b[31mred\\x07\n"

@@ -160,7 +160,16 @@ def test_a_backend_that_was_passed_over_is_told(plugins, model):
         "n2",
         "not using the fast backend: no CUDA driver",
         "not using the odd backend: backend 'odd' is broken",
+        "no faster backend can run here: slow does, slowly; "
+        'pip install "linnet[torch]", or ask for it by name',
     )
+
+
+def test_what_was_assumed_and_passed_over_is_reported(plugins, model):
+    plugins.add_backend("fast", priority=5, probe=Probe(False, "no CUDA driver"))
+    said = []
+    loaded = load(model, report=said.append)
+    assert said == [f"note: {line}" for line in loaded.notes if line != "n2"]
 
 
 def test_no_backend_at_all(plugins, model):

@@ -82,9 +82,14 @@ def test_an_option_wins(machine):
 
 @pytest.mark.parametrize("option", [0, -1, True, 1.5])
 def test_an_option_is_a_whole_number_from_one(option):
-    with pytest.raises(RequestError, match=r"threads is .* 1 or more"):
+    with pytest.raises(RequestError, match=r"threads is .* from 1 to 1024"):
         thread_budget(option)
 
 
 def test_this_machine():
     assert 1 <= thread_budget() <= available_cores() <= (os.cpu_count() or 1)
+
+
+def test_an_absurd_number_is_refused():
+    with pytest.raises(RequestError, match="threads is 100000; it must be a whole number from 1"):
+        thread_budget(100_000)

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from linnet.errors import CheckpointError, RequestError, UnavailableError
+from linnet.models.llama import Llama
 from linnet.plugins.interfaces import LoadOptions
 from linnet.spec.types import DType
 from linnet.testing.backends import ints, tokens_of
+from linnet.testing.fixtures import f0_config, random_checkpoint
 from linnet.weights.binding import BoundModel, BoundParameter
 from linnet.weights.checkpoint import Array
 from linnet_torch.backend import TorchBackend, default_dtype, find_device, find_dtype
@@ -252,3 +254,23 @@ def test_on_cuda_the_stored_dtype_is_chosen(bound: Bound) -> None:
 def test_a_cuda_device_that_is_not_there() -> None:
     with pytest.raises(UnavailableError, match="there are"):
         find_device("cuda:63")
+
+
+def test_weights_that_are_not_finite_are_refused() -> None:
+    checkpoint = random_checkpoint(f0_config(), 0)
+    broken = np.array(checkpoint.tensors["model.norm.weight"].read())
+    broken[3] = np.nan
+    tensors = dict(checkpoint.tensors)
+    tensors["model.norm.weight"] = dataclasses.replace(
+        tensors["model.norm.weight"], read=lambda: broken
+    )
+    bound = Llama().bind(dataclasses.replace(checkpoint, tensors=tensors))
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight: 1 of 48 values are not"):
+        TorchBackend().load(bound, LoadOptions(max_seq=32))
+
+
+@pytest.mark.parametrize("device", ["", "0", "cpu:7", "cuda:x"])
+def test_a_device_that_is_no_device_is_refused(device: str) -> None:
+    bound = Llama().bind(random_checkpoint(f0_config(), 0))
+    with pytest.raises(UnavailableError, match="runs on cpu or cuda"):
+        TorchBackend().load(bound, LoadOptions(device=device, max_seq=32))

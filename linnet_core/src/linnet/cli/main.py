@@ -83,6 +83,12 @@ def report_broken_plugins() -> int:
 
 def main() -> int:
     """Run the command line of this process; the exit status."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a character the terminal lacks is no failure
     try:
         build_app()(prog_name="linnet")
         status = 0
@@ -93,9 +99,14 @@ def main() -> int:
         status = 1
     except KeyboardInterrupt:
         status = 130
+    except BrokenPipeError:
+        status = 1
+    except OSError as error:
+        note(f"error: {error.filename or 'output'}: {error.strerror or error}")
+        status = 1
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError:
         # The reader has gone: nothing is left to say, and Python would try again when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1

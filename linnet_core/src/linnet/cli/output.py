@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
@@ -17,9 +18,13 @@ def print_json(value: Any) -> None:
     print(json.dumps(_plain(value), indent=2, ensure_ascii=False))
 
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What would move a terminal's cursor or colour it: messages quote strangers' files."""
+
+
 def note(message: str) -> None:
     """Tell the user something that is not the result."""
-    print(message, file=sys.stderr, flush=True)
+    print(_CONTROL.sub(lambda found: repr(found[0])[1:-1], message), file=sys.stderr, flush=True)
 
 
 def _plain(value: Any) -> Any:

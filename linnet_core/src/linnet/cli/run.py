@@ -86,6 +86,8 @@ def run(
     from linnet.runtime.load import load
     from linnet.runtime.sampling import SamplingFields
 
+    if prompt == "-" and sys.stdin is None:
+        raise typer.BadParameter("standard input is closed")
     text = sys.stdin.read() if prompt == "-" else prompt
     options = SamplingFields(
         max_new_tokens=max_new_tokens,

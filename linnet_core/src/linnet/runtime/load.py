@@ -63,6 +63,8 @@ def load(
     bound = bind(model, report=report)
     context, notes = _context(bound, max_seq)
     chosen, implementation, passed_over = _backend(manager, backend)
+    for line in (*bound.notes, *passed_over):
+        (report or _silent)(f"note: {line}")
     options = LoadOptions(
         mode=mode,
         dtype=dtype,
@@ -164,10 +166,19 @@ def _backend(
             continue
         probe = implementation.probe()
         if probe.available:
+            if descriptor.priority < 0:
+                passed_over.append(
+                    f"no faster backend can run here: {descriptor.title} does, slowly; "
+                    'pip install "linnet[torch]", or ask for it by name'
+                )
             return descriptor, implementation, passed_over
         passed_over.append(f"not using the {descriptor.name} backend: {probe.detail}")
     reasons = "; ".join(passed_over) or "none is installed"
     raise UnavailableError(f"no backend can generate here{_suspects(manager)}: {reasons}")
+
+
+def _silent(_: str) -> None:
+    """Nobody asked to be told; ``Model.notes`` has it."""
 
 
 def _by_priority(backends: Sequence[Backend]) -> list[Backend]:

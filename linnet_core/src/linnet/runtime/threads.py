@@ -11,6 +11,9 @@ from pathlib import Path, PurePosixPath
 
 from linnet.errors import RequestError
 
+MOST = 1024
+"""More threads than any machine here has cores; thread pools crash on absurd numbers."""
+
 
 def thread_budget(
     option: int | None = None, *, root: Path = Path("/"), affinity: int | None = None
@@ -18,11 +21,12 @@ def thread_budget(
     """The number of threads to use: ``option`` if given, else the least of affinity and quota.
 
     ``root`` is where ``proc`` and ``sys`` are found; ``affinity`` is how many cores the process
-    may run on, asked of the system when left out. Raises RequestError for an option under 1.
+    may run on, asked of the system when left out. Raises RequestError for an option that is
+    not from 1 to ``MOST``.
     """
     if option is not None:
-        if isinstance(option, bool) or not isinstance(option, int) or option < 1:
-            raise RequestError(f"threads is {option!r}; it must be a whole number, 1 or more")
+        if isinstance(option, bool) or not isinstance(option, int) or not (1 <= option <= MOST):
+            raise RequestError(f"threads is {option!r}; it must be a whole number from 1 to {MOST}")
         return option
     cores = available_cores() if affinity is None else affinity
     quota = cpu_quota(root)

@@ -123,7 +123,7 @@ def versions() -> list[str]:
 
 def _device(asked: str | None) -> torch.device:
     try:
-        device = torch.device(asked or "cpu")
+        device = torch.device("cpu" if asked is None else str(asked))
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):

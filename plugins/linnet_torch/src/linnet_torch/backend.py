@@ -69,8 +69,8 @@ class TorchBackend:
 
 def find_device(name: str | None) -> torch.device:
     """The device by its name (``cpu``, ``cuda``, ``cuda:1``), if it is there."""
-    kind, _, number = (name or "cpu").partition(":")
-    if kind not in DEVICES or (number and not number.isdecimal()):
+    kind, _, number = ("cpu" if name is None else str(name)).partition(":")
+    if kind not in DEVICES or (number and (kind == "cpu" or not number.isdecimal())):
         raise UnavailableError(f"the torch backend runs on {' or '.join(DEVICES)}, not on {name!r}")
     if kind == "cpu":
         return torch.device("cpu")

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import torch
 
+from linnet.errors import CheckpointError
 from linnet.spec.types import DType
 from linnet.weights.binding import BoundParameter
 from linnet.weights.checkpoint import Array
@@ -27,10 +28,18 @@ def tensor_of(array: Array, *, owned: bool) -> torch.Tensor:
 
 
 def read_tensor(parameter: BoundParameter, dtype: DType, device: torch.device) -> torch.Tensor:
-    """One parameter. Raises CheckpointError for values that the dtype cannot hold."""
+    """One parameter. Raises CheckpointError for values that the dtype cannot hold, and for NaN or
+    infinity, of which no token that comes out would mean anything.
+    """
     stored = parameter.read()
     converted = cast(stored, dtype, parameter.path)
     tensor = tensor_of(converted, owned=converted is not stored)
+    finite = torch.isfinite(tensor)
+    if not finite.all():
+        raise CheckpointError(
+            f"{parameter.path}: {tensor.numel() - int(finite.sum())} of {tensor.numel()} values "
+            "are not finite: the checkpoint is damaged; fetch it again"
+        )
     return tensor.to(device)
 
 
