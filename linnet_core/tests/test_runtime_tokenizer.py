@@ -166,6 +166,49 @@ def test_a_damaged_tokenizer():
         LinnetTokenizer(TextFiles(tokenizer="{}"), {})
 
 
+def changed(part, value):
+    """A ``tokenizer.json`` with one part replaced, as a stranger may write it."""
+    table = json.loads(byte_level().to_str())
+    return json.dumps({**table, part: {**(table[part] or {}), **value}})
+
+
+def test_a_tokenizer_that_makes_the_library_panic(capfd):
+    text = changed("model", {"continuing_subword_prefix": "#" * 10})
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read: "):
+        LinnetTokenizer(TextFiles(tokenizer=text), {})
+
+
+def test_a_tokenizer_that_fails_on_a_text(capfd):
+    pieces = [{"SpecialToken": {"id": "gone", "type_id": 0}}]
+    post_processor = {
+        "type": "TemplateProcessing",
+        "single": pieces,
+        "pair": [],
+        "special_tokens": {},
+    }
+    tokenizer = LinnetTokenizer(TextFiles(tokenizer=changed("post_processor", post_processor)), {})
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json fails on this text: "):
+        tokenizer.encode("Hello")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"added_tokens_decoder": ["<x>"]},
+        {"added_tokens_decoder": {"one": {"content": "<x>"}}},
+        {"added_tokens_decoder": {"9" * 5000: {"content": "<x>"}}},
+        {"added_tokens_decoder": {"300": "<x>"}},
+        {"added_tokens_decoder": {"300": {}}},
+        {"added_tokens_decoder": {"300": {"content": 7}}},
+        {"extra_special_tokens": [{"special": True}]},
+        {"additional_special_tokens": [["<x>"]]},
+    ],
+)
+def test_settings_that_are_no_tokens_are_refused(settings):
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json"):
+        LinnetTokenizer(TextFiles(byte_level().to_str(), settings), {})
+
+
 def test_text_that_is_not_unicode():
     tokenizer = LinnetTokenizer(TextFiles(tokenizer=byte_level().to_str()), {})
     with pytest.raises(RequestError, match="not text that UTF-8 can hold"):

@@ -7,10 +7,12 @@ is a ``tokenizer.json``. Knows nothing of models beyond ``config.json``'s token 
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
+from reprlib import repr as short
 from typing import TYPE_CHECKING, Any
 
-from linnet.errors import CheckpointError, ConfigError, RequestError
+from linnet.errors import CheckpointError, ConfigError, LinnetError, RequestError
 from linnet.runtime.chat import ChatTemplate, Message
 from linnet.runtime.stream import fragment_bytes
 from linnet.weights.checkpoint import TextFiles
@@ -36,10 +38,8 @@ class Tokenizer:
             raise CheckpointError(
                 "the checkpoint has no tokenizer.json, so it takes and gives token ids only"
             )
-        try:
+        with _told("tokenizer.json cannot be read"):
             self._tokenizer = tokenizers.Tokenizer.from_str(text.tokenizer)
-        except Exception as error:  # the library raises bare Exception
-            raise CheckpointError(f"tokenizer.json cannot be read: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         settings = text.tokenizer_config or {}
@@ -89,15 +89,18 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of plain text, with the special tokens that the tokenizer adds by itself."""
-        try:
-            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        except TypeError as error:
-            raise RequestError(f"the prompt is not text that UTF-8 can hold: {error}") from error
+        with _told("tokenizer.json fails on this text"):
+            try:
+                encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            except TypeError as error:
+                message = f"the prompt is not text that UTF-8 can hold: {error}"
+                raise RequestError(message) from error
         return list(encoding.ids)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of token ids, as Transformers gives it."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))
+        with _told("tokenizer.json fails on these token ids"):
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))
 
     def encode_chat(self, messages: Sequence[Message], **variables: Any) -> list[int]:
         """Token ids of a conversation, ready for the assistant's answer.
@@ -204,11 +207,22 @@ def _add_tokens(
 ) -> None:
     """Add what ``tokenizer_config.json`` lists: its ``added_tokens_decoder``, then special tokens.
 
-    Raises CheckpointError when the two files give one token two ids.
+    Raises CheckpointError when the two files give one token two ids, and for what is no token.
     """
     from tokenizers import AddedToken
 
     listed = settings.get("added_tokens_decoder") or {}
+    if not isinstance(listed, Mapping):
+        raise CheckpointError(
+            f"tokenizer_config.json: added_tokens_decoder is {short(listed)}, not an object"
+        )
+    for index, entry in listed.items():
+        if not (index.isdecimal() and len(index) < 10 and isinstance(entry, Mapping)):
+            raise CheckpointError(
+                f"tokenizer_config.json: added_tokens_decoder has {short(index)}: {short(entry)}, "
+                "which is not a token by its id"
+            )
+        _content(entry)
     for index, entry in sorted(listed.items(), key=lambda item: int(item[0])):
         flags = {key: bool(value) for key, value in entry.items() if key in _FLAGS}
         tokenizer.add_tokens([AddedToken(entry["content"], **flags)])
@@ -229,7 +243,27 @@ _FLAGS = {"special", "normalized", "lstrip", "rstrip", "single_word"}
 
 
 def _content(token: Any) -> str:
-    return str(token["content"] if isinstance(token, Mapping) else token)
+    """A token's text, given alone or with flags beside it."""
+    content = token.get("content") if isinstance(token, Mapping) else token
+    if not isinstance(content, str):
+        raise CheckpointError(
+            f"tokenizer_config.json lists the token {short(token)}, which has no text"
+        )
+    return content
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """The library's failures as CheckpointError.
+
+    It raises bare Exception, and where it panics something that is not even that.
+    """
+    try:
+        yield
+    except (LinnetError, KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise CheckpointError(f"{what}: {error}") from error
 
 
 def _follow_llama_class(tokenizer: "tokenizers.Tokenizer", settings: Mapping[str, Any]) -> None:
