@@ -163,7 +163,7 @@ class Plugins:
 def plugins(monkeypatch):
     plugins = Plugins()
     plugins.add("truth", rank=10)
-    checkpoint = Checkpoint(Path("m"), "toy", {}, {})
+    checkpoint = Checkpoint(Path("m"), "toy", {}, {}, notes=("of the file",))
     program = Program("toy", (), (), {}, {})
     model = BoundModel(program, checkpoint, {}, VOCAB, MAX_POSITIONS, {}, notes=("a note",))
     monkeypatch.setattr("linnet.plugins.manager.plugin_manager", lambda: plugins)
@@ -187,7 +187,7 @@ def test_every_entry_of_every_backend(plugins):
     told = report()
     assert told["passed"] and told["reference"]["backend"] == "truth"
     assert (told["tokens"], told["seed"], told["family"]) == (MAX_POSITIONS, 0, "toy")
-    assert told["notes"] == ["a note"]
+    assert told["notes"] == ["of the file", "a note"]
     assert [(row["backend"], row["entry"], row["status"]) for row in told["rows"]] == [
         ("good", "forward", "passed"),
         ("good", "extend", "passed"),
@@ -410,7 +410,7 @@ def test_the_table(plugins):
     assert off[:6] == ["off", "eager", "f32", "cpu", "forward", "2.50e-01"]
     assert "failed: 0.25 at position 40, token 7 is beyond 0.001" in lines[5]
     assert lines[6].endswith('unavailable: no module toy: pip install "toy"')
-    assert result.stderr == "note: a note\n"
+    assert result.stderr == "note: of the file\nnote: a note\n"
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -8,7 +8,8 @@ it is the reference, or asked for by name.
 
 ``--json`` prints one object:
 
-- ``model``, ``location``, ``family``, ``tokens``, ``seed``, ``notes`` (of the model);
+- ``model``, ``location``, ``family``, ``tokens``, ``seed``, ``notes`` (of the
+  checkpoint and the model);
 - ``reference``: what it was granted (``backend``, ``mode``, ``dtype``, ``device``, ...);
 - ``noise``: the distance of the reference from itself, with fewer tokens at the end;
 - ``passed_over``: references that would have come first, each with the reason;
@@ -119,7 +120,7 @@ def check(
                 "family": bound_model.program.family,
                 "tokens": count,
                 "seed": seed,
-                "notes": bound_model.notes,
+                "notes": [*bound_model.checkpoint.notes, *bound_model.notes],
                 "reference": truth.granted,
                 "noise": truth.noise.to_json(),
                 "passed_over": truth.passed_over,
@@ -140,7 +141,8 @@ def print_report(model: "BoundModel", truth: Reference, seed: int, rows: Sequenc
     from linnet.distance import BANDS, Band
 
     granted = truth.granted
-    for line in (*model.notes, *(f"reference passed over: {each}" for each in truth.passed_over)):
+    passed_over = [f"reference passed over: {each}" for each in truth.passed_over]
+    for line in (*model.checkpoint.notes, *model.notes, *passed_over):
         note(f"note: {line}")
     about = f" ({', '.join(granted.notes)})" if granted.notes else ""
     print(f"{model.checkpoint.location}: {truth.tokens.shape[1]} random tokens, seed {seed}")
