@@ -262,6 +262,15 @@ def test_pieces_need_scores(open_pieces: Callable[..., Any]) -> None:
         open_pieces(scores=None)
     with pytest.raises(CheckpointError, match="has 2 scores for"):
         open_pieces(scores=[0.0, 1.0])
+    count = len(sentence_piece()[f"{GGML}tokens"])
+    with pytest.raises(CheckpointError, match="scores has values that are not finite"):
+        open_pieces(scores=[float("nan")] * count)
+
+
+def test_a_vocabulary_of_nothing_but_filler(open_pieces: Callable[..., Any]) -> None:
+    tokens = [f"[PAD{index}]" for index in range(8)]
+    with pytest.raises(CheckpointError, match="has 8 tokens, all of them filler"):
+        open_pieces(tokens=tokens, token_type=[5] * len(tokens))
 
 
 def test_a_piece_of_a_million_characters_is_refused(open_pieces: Callable[..., Any]) -> None:

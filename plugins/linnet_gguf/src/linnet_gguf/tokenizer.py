@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
+
 from linnet.weights.checkpoint import TextFiles
 from linnet_gguf.metadata import Metadata, shown
 from linnet_gguf.pretokenizers import PRE_TOKENIZERS, PreTokenizer
@@ -148,6 +150,8 @@ def _vocabulary(meta: Metadata, rows: int) -> Vocabulary:
             raise meta.error(f"the token {index} ({shown(token)}) has the type {number}")
         if kind is not TokenType.UNUSED or token != f"[PAD{index}]":
             kept[index], kinds[index] = token, kind
+    if not kept:
+        raise meta.error(f"has {len(tokens)} tokens, all of them filler")
     if len(set(kept.values())) != len(kept):
         twice = next(token for token, count in Counter(kept.values()).items() if count > 1)
         raise meta.error(f"has the token {shown(twice)} twice, which a tokenizer.json cannot say")
@@ -252,6 +256,8 @@ def _sentence_piece(
     scores = meta.numbers(f"{PREFIX}scores")
     if scores is None:
         raise meta.error(f"does not have the metadata key {PREFIX}scores: convert it again")
+    if not np.isfinite(scores).all():
+        raise meta.error(f"{PREFIX}scores has values that are not finite, which rank no merge")
     if max(vocabulary.tokens) >= len(scores):
         raise meta.error(f"has {len(scores)} scores for {max(vocabulary.tokens) + 1} tokens")
     longest = max(vocabulary.tokens.values(), key=len)
