@@ -195,8 +195,9 @@ def test_values_that_the_dtype_cannot_hold(tmp_path: Path) -> None:
 def test_an_unstated_tie_is_what_binding_decided(tmp_path: Path) -> None:
     bound = bind(save(tmp_path, tie_word_embeddings=True))
     config = {k: v for k, v in bound.checkpoint.config.items() if k != "tie_word_embeddings"}
-    unstated = replace(bound, checkpoint=replace(bound.checkpoint, config=config))
-    np.testing.assert_array_equal(run(unstated, TOKENS), run(bound, TOKENS))
+    for unstated in (config, config | {"tie_word_embeddings": None}):
+        other = replace(bound, checkpoint=replace(bound.checkpoint, config=unstated))
+        np.testing.assert_array_equal(run(other, TOKENS), run(bound, TOKENS))
 
 
 def with_config(bound, **changes):

@@ -186,7 +186,8 @@ def _config(model: BoundModel) -> Any:
                 f"model_type {model_type!r}: it cannot be the reference of this model"
             )
     # Where the config says nothing, binding has decided from the tensors.
-    config.setdefault("tie_word_embeddings", any(p.tied_to for p in model.program.parameters))
+    if config.get("tie_word_embeddings") is None:
+        config["tie_word_embeddings"] = any(p.tied_to for p in model.program.parameters)
     if VERSION < (5, 0):
         _state_rope_as_before_5(config)
     try:
