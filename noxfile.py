@@ -18,7 +18,7 @@ SOURCES = [f"{package}/src" for package in PACKAGES]
 # The default wheel of later releases brings gigabytes of CUDA; this one is what we test with.
 TORCH = "torch==2.13.0"
 RUFF = "ruff==0.17.6"
-TESTING = ["pytest>=8", "hypothesis>=6.100", RUFF]
+TESTING = ["pytest>=8", "hypothesis>=6.100", "safetensors>=0.5", RUFF]
 
 
 def install(session: nox.Session, *packages: str, editable: bool = False) -> None:

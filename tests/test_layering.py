@@ -115,6 +115,12 @@ def test_only_declared_dependencies_are_imported(package: Path) -> None:
     assert complaints == []
 
 
+@pytest.mark.parametrize("package", [CORE, *PLUGINS], ids=lambda path: path.name)
+def test_every_declared_dependency_is_imported(package: Path) -> None:
+    found = {module.partition(".")[0] for path in sources(package) for _, module in imports(path)}
+    assert allowed_third_parties(package) - found == set()
+
+
 @pytest.mark.parametrize("package", PLUGINS, ids=lambda path: path.name)
 def test_plugins_depend_on_no_other_plugin(package: Path) -> None:
     """Nor do their manifests: what is declared may be imported."""
