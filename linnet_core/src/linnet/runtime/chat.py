@@ -1,7 +1,9 @@
 """Chat templates: messages to the text a model was trained on, exactly as Transformers does it.
 
-A template is a program that came with a stranger's checkpoint, so it runs in Jinja's sandbox,
-sees nothing but plain data, and is bounded in what it may build. Knows nothing of tokens.
+A template is a program that came with a stranger's checkpoint, so it runs in Jinja's sandbox and
+sees nothing but plain data; what it writes and what it repeats with ``*`` is bounded. Its time and
+what it joins or pads are not: serve strangers' templates under a limit of memory. Knows nothing of
+tokens.
 """
 
 import json
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     import jinja2
 
 MAX_TEXT = 8 * 2**20
-"""Characters a template may build: far over any context, far under the machine's memory."""
+"""Characters a template may write or repeat: far over any context, far under any memory."""
 
 Message = Mapping[str, Any]
 """``{"role": "user", "content": "..."}``, and whatever else a template reads."""
