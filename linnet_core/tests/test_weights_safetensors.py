@@ -388,6 +388,22 @@ def test_a_model_is_rewritten_in_place_from_its_own_tensors(tmp_path: Path) -> N
     assert read_file(shards[1])["a"].read().tobytes() == draw("a", 4).tobytes()
 
 
+def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    (tmp_path / "probe").touch()
+    with (tmp_path / "probe").open() as file:
+        next_free = file.fileno()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_free + 8, hard))
+    try:
+        tensors = [entry(f"w{i}", draw("w", 4)) for i in range(32)]
+        written = write_sharded(tmp_path, tensors, max_shard_bytes=16)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(written) == 33
+    assert {*tmp_path.iterdir()} == {*written, tmp_path / "probe"}
+
+
 def test_writing_holds_one_tensor_at_a_time(tmp_path: Path) -> None:
     rows = MIB // 2
 

@@ -44,13 +44,15 @@ def inside(folder: Path, name: str) -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of ``path`` when the block ends, or vanishes if it fails."""
+    """A file that takes the place of ``path`` when the block ends, or vanishes if it fails.
+
+    The block may ``settle`` the file itself; who writes many at once must, since each is open.
+    """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with beside.open("xb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            settle(file)
         beside.replace(path)
     except OSError as error:
         beside.unlink(missing_ok=True)
@@ -58,3 +60,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def settle(file: BinaryIO) -> None:
+    """Close a file once its bytes are on the disk."""
+    if not file.closed:
+        file.flush()
+        os.fsync(file.fileno())
+        file.close()

@@ -19,7 +19,7 @@ from linnet.errors import CheckpointError
 from linnet.spec.types import DType
 from linnet.weights.checkpoint import Array, StoredTensor
 from linnet.weights.dtypes import dtype_of, numpy_dtype
-from linnet.weights.paths import replacing
+from linnet.weights.paths import replacing, settle
 from linnet.weights.strict_json import loads
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -290,7 +290,9 @@ def write_sharded(
             file = files.enter_context(replacing(folder / INDEX))
             file.write((json.dumps(index, indent=2) + "\n").encode())
         for path, shard in paths.items():
-            _write(files.enter_context(replacing(path)), path, shard, metadata)
+            file = files.enter_context(replacing(path))
+            _write(file, path, shard, metadata)
+            settle(file)
     return tuple(written)
 
 
