@@ -1,5 +1,7 @@
 """Casts keep every bit they can, and refuse to make infinities."""
 
+import subprocess
+import sys
 import tracemalloc
 
 import ml_dtypes
@@ -27,11 +29,25 @@ def test_types_match_numpy(dtype: DType) -> None:
     assert numpy_dtype(dtype).itemsize == dtype.itemsize
 
 
+def test_what_bf16_needs_is_not_imported_for_other_types() -> None:
+    code = (
+        "import sys, numpy as np; from linnet.spec.types import DType\n"
+        "from linnet.weights.dtypes import cast, numpy_dtype\n"
+        "cast(np.ones(3, np.float32), DType.F16, 'w')\n"
+        "assert 'ml_dtypes' not in sys.modules\n"
+        "numpy_dtype(DType.BF16)\n"
+        "assert 'ml_dtypes' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_types_nobody_has() -> None:
     with pytest.raises(CheckpointError, match="complex64"):
         dtype_of(np.dtype(np.complex64))
     with pytest.raises(CheckpointError, match=">f4"):
         dtype_of(np.dtype(">f4"))
+    with pytest.raises(CheckpointError, match="bfloat16"):
+        dtype_of(np.dtype([("bfloat16", np.float32)]))
     with pytest.raises(KeyError):
         numpy_dtype(DType.FLOAT)
 

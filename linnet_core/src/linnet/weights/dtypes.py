@@ -1,8 +1,11 @@
-"""Element types in NumPy, and casts that refuse to overflow."""
+"""Element types in NumPy, and casts that refuse to overflow.
 
+bf16 is ``ml_dtypes``'s, imported when it is first needed: that takes longer than all else here.
+"""
+
+from functools import cache
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from linnet.errors import CheckpointError
@@ -13,7 +16,6 @@ _NUMPY: dict[DType, np.dtype[Any]] = {
     DType.F64: np.dtype(np.float64),
     DType.F32: np.dtype(np.float32),
     DType.F16: np.dtype(np.float16),
-    DType.BF16: np.dtype(ml_dtypes.bfloat16),
     DType.I64: np.dtype(np.int64),
     DType.I32: np.dtype(np.int32),
     DType.I16: np.dtype(np.int16),
@@ -25,19 +27,31 @@ _NUMPY: dict[DType, np.dtype[Any]] = {
     DType.BOOL: np.dtype(np.bool_),
 }
 _DTYPES = {numpy: dtype for dtype, numpy in _NUMPY.items()}
+_LARGEST_BF16 = float.fromhex("0x1.fep127")
 
 _CHUNK = 1 << 20  # elements looked at together: temporaries stay at some MB
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
     """NumPy's type for one of ours; bf16 is ``ml_dtypes.bfloat16``. KeyError for FLOAT."""
-    return _NUMPY[dtype]
+    return _bf16() if dtype is DType.BF16 else _NUMPY[dtype]
+
+
+@cache
+def _bf16() -> np.dtype[Any]:
+    import ml_dtypes
+
+    bf16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bf16
 
 
 def dtype_of(numpy: np.dtype[Any]) -> DType:
     """Our type for one of NumPy's. Raises CheckpointError for a type we do not have."""
+    numpy = np.dtype(numpy)
+    if numpy.name == "bfloat16" and numpy == _bf16():
+        return DType.BF16
     try:
-        return _DTYPES[np.dtype(numpy)]
+        return _DTYPES[numpy]
     except KeyError:
         raise CheckpointError(f"no tensor of type {numpy} is supported") from None
 
@@ -79,6 +93,8 @@ def cast(array: Array, dtype: DType, name: str) -> Array:
 
 def _largest(dtype: DType) -> float:
     """The largest finite value of a type."""
+    if dtype is DType.BF16:
+        return _LARGEST_BF16
     if dtype.is_float:
-        return float(ml_dtypes.finfo(numpy_dtype(dtype)).max)  # type: ignore[no-untyped-call]
+        return float(np.finfo(numpy_dtype(dtype)).max)
     return 1.0 if dtype is DType.BOOL else float(np.iinfo(numpy_dtype(dtype)).max)
