@@ -34,11 +34,12 @@ def read_tensor(parameter: BoundParameter, dtype: DType, device: torch.device) -
     stored = parameter.read()
     converted = cast(stored, dtype, parameter.path)
     tensor = tensor_of(converted, owned=converted is not stored)
-    finite = torch.isfinite(tensor)
-    if not finite.all():
+    # The extremes show NaN and infinity without a temporary of the tensor's size.
+    if tensor.numel() and not all(map(torch.isfinite, tensor.aminmax())):
+        lost = tensor.numel() - int(torch.isfinite(tensor).sum())
         raise CheckpointError(
-            f"{parameter.path}: {tensor.numel() - int(finite.sum())} of {tensor.numel()} values "
-            "are not finite: the checkpoint is damaged; fetch it again"
+            f"{parameter.path}: {lost} of {tensor.numel()} values are not finite: the checkpoint "
+            "is damaged; fetch it again"
         )
     return tensor.to(device)
 
