@@ -1,8 +1,12 @@
 """Reading and writing safetensors files, against the safetensors library and against hostility."""
 
 import json
+import os
+import subprocess
+import sys
 import time
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +46,20 @@ def draw(name: str, *shape: int, dtype: DType = DType.F32) -> Array:
 def file_of(header: Any, body: bytes = b"") -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + body
+
+
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    """No more than eight files may be opened beside those that are."""
+    resource = pytest.importorskip("resource")
+    with Path(os.devnull).open() as file:
+        next_free = file.fileno()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_free + 8, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def tensor(shape: Any, begin: Any, end: Any, dtype: Any = "F32") -> dict[str, Any]:
@@ -88,6 +106,8 @@ HOSTILE = {
     "shape negative": (file_of({"a": tensor([-1, -1], 0, 4)}, b"1234"), "has shape"),
     "shape fractional": (file_of({"a": tensor([1.0], 0, 4)}, b"1234"), "has shape"),
     "shape of 10^4 axes": (file_of({"a": tensor([1] * 10_000, 0, 4)}, b"1234"), "has shape"),
+    "empty but without end": (file_of({"a": tensor([0, 2**62], 0, 0)}), "has shape"),
+    "empty, product without end": (file_of({"a": tensor([2**40, 0, 2**40], 0, 0)}), "has shape"),
     "size of another": (file_of({"a": tensor([3], 0, 4)}, b"1234"), "takes 12 bytes"),
     "name twice": (file_of(TWICE, b"1234"), "the key 'a' is there twice"),
     "key twice": (file_of(KEY_TWICE, b"1234"), "the key 'dtype' is there twice"),
@@ -273,6 +293,36 @@ def test_values_are_views_that_cannot_be_written(tmp_path: Path) -> None:
         values[0, 0] = 1
 
 
+def test_more_tensors_than_files_may_be_open(tmp_path: Path, few_files: None) -> None:
+    path = tmp_path / "model.safetensors"
+    write_file(path, [entry(f"w{i}", draw(f"w{i}", 4)) for i in range(64)])
+    held = {name: stored.read() for name, stored in read_file(path).items()}
+    for name, values in held.items():
+        assert values.tobytes() == draw(name, 4).tobytes()
+
+
+def test_a_file_is_let_go_with_its_last_tensor(tmp_path: Path) -> None:
+    fds = Path("/proc/self/fd")
+    if not fds.exists():
+        pytest.skip("no /proc")
+    path = tmp_path / "model.safetensors"
+    write_file(path, [entry("a", draw("a", 4)), entry("b", draw("b", 4))])
+
+    def times_open() -> int:
+        return sum(os.path.realpath(fd) == str(path.resolve()) for fd in fds.iterdir())
+
+    tensors = read_file(path)
+    assert times_open() == 0
+    a, b = tensors["a"].read(), tensors["b"].read()
+    assert times_open() == 1
+    part = np.asarray(a)[1:2]
+    del a, b
+    assert times_open() == 1
+    assert part.tolist() == draw("a", 4)[1:2].tolist()
+    del part
+    assert times_open() == 0
+
+
 def test_tensors_are_aligned_whatever_the_file_does(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     header = {"a": tensor([3], 0, 3, "U8"), "b": tensor([2], 3, 11)}
@@ -291,9 +341,12 @@ def test_a_file_that_changed_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     write_file(path, [entry("w", draw("w", 4))])
     stored = read_file(path)["w"]
+    held = stored.read()
     write_file(path, [entry("w", draw("another", 4))])  # as many bytes as before
     with pytest.raises(CheckpointError, match="has changed since it was opened"):
         stored.read()
+    assert held.tobytes() == draw("w", 4).tobytes()
+    assert read_file(path)["w"].read().tobytes() == draw("another", 4).tobytes()
     stored = read_file(path)["w"]
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(CheckpointError, match=r"\d+ bytes then, \d+ now"):
@@ -325,6 +378,58 @@ def test_a_failed_sharded_write_leaves_nothing(tmp_path: Path) -> None:
             max_shard_bytes=16,
         )
     assert not list(tmp_path.iterdir())
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+import numpy as np
+from linnet.spec.types import DType
+from linnet.weights.safetensors import Entry, write_sharded
+
+def hang():
+    print("midway", flush=True)
+    time.sleep(60)
+
+tensors = [
+    Entry("a", DType.F32, (1 << 16,), lambda: np.ones(1 << 16, np.float32)),
+    Entry("b", DType.F32, (4,), hang),
+]
+write_sharded(Path(sys.argv[1]), tensors, max_shard_bytes=int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("max_shard_bytes", [1 << 30, 16])
+def test_a_killed_writer_leaves_no_weights(max_shard_bytes: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path), str(max_shard_bytes)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout
+        assert writer.stdout.readline() == "midway\n"
+        assert list(tmp_path.iterdir()), "it had begun"
+        writer.kill()
+    for pattern in ("*.safetensors", "*.json"):
+        assert not list(tmp_path.glob(pattern))
+    # What is left does not stand in the way of the next.
+    write_sharded(tmp_path, [entry("a", draw("a", 4))])
+    assert read_file(tmp_path / "model.safetensors")["a"].read().tobytes() == draw("a", 4).tobytes()
+
+
+def test_old_and_new_shards_never_pass_for_one_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_sharded(tmp_path, [entry("a", draw("a", 4)), entry("b", draw("b", 4))], max_shard_bytes=1)
+    replace = Path.replace
+
+    def fail_at_the_first_shard(self: Path, target: Path) -> Path:
+        if target.name.startswith("model-00001"):
+            raise OSError(5, "Input/output error")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", fail_at_the_first_shard)
+    new = [entry("a", draw("c", 4)), entry("b", draw("d", 4))]
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        write_sharded(tmp_path, new, max_shard_bytes=1)
+    assert [path.name for path in tmp_path.glob("*.json")] == []
 
 
 def test_writing_refuses(tmp_path: Path) -> None:
@@ -388,20 +493,11 @@ def test_a_model_is_rewritten_in_place_from_its_own_tensors(tmp_path: Path) -> N
     assert read_file(shards[1])["a"].read().tobytes() == draw("a", 4).tobytes()
 
 
-def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
-    resource = pytest.importorskip("resource")
-    (tmp_path / "probe").touch()
-    with (tmp_path / "probe").open() as file:
-        next_free = file.fileno()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (next_free + 8, hard))
-    try:
-        tensors = [entry(f"w{i}", draw("w", 4)) for i in range(32)]
-        written = write_sharded(tmp_path, tensors, max_shard_bytes=16)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+def test_more_shards_than_files_may_be_open(tmp_path: Path, few_files: None) -> None:
+    tensors = [entry(f"w{i}", draw("w", 4)) for i in range(32)]
+    written = write_sharded(tmp_path, tensors, max_shard_bytes=16)
     assert len(written) == 33
-    assert {*tmp_path.iterdir()} == {*written, tmp_path / "probe"}
+    assert {*tmp_path.iterdir()} == {*written}
 
 
 def test_writing_holds_one_tensor_at_a_time(tmp_path: Path) -> None:

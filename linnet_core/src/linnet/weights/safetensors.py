@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -102,9 +103,13 @@ class _Stamp(NamedTuple):
         return cls(status.st_size, status.st_mtime_ns, status.st_ino)
 
 
+_MAPS: WeakValueDictionary[tuple[Path, _Stamp], np.memmap[Any, Any]] = WeakValueDictionary()
+"""Files in use, each mapped once: a map holds a file open, and tensors outnumber what may be."""
+
+
 @dataclass(frozen=True)
 class _Reader:
-    """Reads one tensor as a view of a memory map that is opened when first needed."""
+    """Reads one tensor as a view of its file's memory map, which lasts while any view does."""
 
     path: Path
     stamp: _Stamp
@@ -125,11 +130,14 @@ class _Reader:
                         f"{self.path} has changed since it was opened ({self.stamp.size} bytes "
                         f"then, {now.size} now); open the model again"
                     )
-                raw = np.memmap(file, np.uint8, "r", self.offset, (nbytes,))
+                whole = _MAPS.get((self.path, now))
+                if whole is None:
+                    whole = _MAPS[self.path, now] = np.memmap(file, np.uint8, "r")
         except OSError as error:
             raise CheckpointError(
                 f"{self.path}: cannot be read: {error.strerror or error}"
             ) from None
+        raw = whole[self.offset : self.offset + nbytes]
         values = raw.view(numpy).reshape(self.shape)
         return values if values.flags.aligned else values.copy()
 
@@ -177,7 +185,11 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[DType, tuple[int, ...], t
             type(v) is int and 0 <= v < _MAX_EXTENT for v in values
         )
 
-    if not counts(shape) or len(shape) > _MAX_RANK:
+    # An empty tensor takes no bytes of the file, so only this bounds its other extents.
+    def absurd() -> bool:
+        return 0 in shape and math.prod(filter(None, shape)) >= _MAX_EXTENT // 8
+
+    if not counts(shape) or len(shape) > _MAX_RANK or absurd():
         raise CheckpointError(f"{path}: {name} has shape {str(shape)[:80]}, which is none")
     if not counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise CheckpointError(
@@ -293,6 +305,9 @@ def write_sharded(
             file = files.enter_context(replacing(path))
             _write(file, path, shard, metadata)
             settle(file)
+        # Stopped between two renames, what is left must not pass for either model.
+        if len(shards) > 1:
+            (folder / INDEX).unlink(missing_ok=True)
     return tuple(written)
 
 
