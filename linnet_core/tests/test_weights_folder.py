@@ -151,7 +151,7 @@ def test_index_names_only_files_of_the_folder(name: str, sharded: Path) -> None:
     (sharded / "a").mkdir()
     (sharded / "folder.safetensors").mkdir()
     for secret in (sharded.parent / "x.safetensors", outside / "x.safetensors"):
-        write_file(secret, [Entry("w", DType.F32, (3,), lambda: np.ones(3, np.float32))])
+        write_file(secret, [ones("w")])
     (sharded / "link.safetensors").symlink_to(outside / "x.safetensors")
     (sharded / "loop.safetensors").symlink_to("loop.safetensors")
     (sharded / "nowhere.safetensors").symlink_to("no-such-file")
@@ -419,11 +419,70 @@ def test_index_that_is_none(places: Any, message: str, sharded: Path) -> None:
     refused(sharded, message)
 
 
+NAMES = st.sampled_from(
+    ["model-00001-of-00002.safetensors", "model.safetensors", "config.json", "../x", "é", ""]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | NAMES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from([INDEX, "config.json", "tokenizer_config.json", "generation_config.json"]),
+    st.binary(max_size=16)
+    | JSON.map(lambda value: json.dumps(value).encode())
+    | st.dictionaries(st.sampled_from(["w", "v", "norm"]), NAMES | JSON).map(
+        lambda places: json.dumps({"weight_map": places}).encode()
+    )
+    | st.lists(JSON | st.fixed_dictionaries({"name": JSON, "template": JSON}), max_size=2).map(
+        lambda templates: json.dumps({"chat_template": templates}).encode()
+    ),
+)
+def test_any_json_is_opened_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, name: str, content: bytes
+) -> None:
+    folder = tmp_path_factory.mktemp("json", numbered=True)
+    for file, tensor in (("model", "w"), ("model-00001-of-00002", "v")):
+        write_file(folder / f"{file}.safetensors", [ones(tensor)])
+    (folder / "config.json").write_text("{}")
+    (folder / name).write_bytes(content)
+    try:
+        found = opened(folder)
+    except CheckpointError as error:
+        assert str(folder) in str(error)
+        return
+    assert set(found.tensors) <= {"v", "w"}
+    for stored in found.tensors.values():
+        assert stored.read().tolist() == [1, 1, 1]
+    assert isinstance(found.text.chat_template, str | None)
+
+
+def ones(name: str) -> Entry:
+    return Entry(name, DType.F32, (3,), lambda: np.ones(3, np.float32))
+
+
 def test_one_shard_is_not_a_model(sharded: Path) -> None:
     shard = shards_of(sharded)[1]
     refused(shard, f"one shard of several; name the folder {re.escape(str(sharded))}")
     (sharded / INDEX).unlink()
     refused(sharded, f"{shards_of(sharded)[0].name}: name that file, or fetch the index")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root reads all")
+@pytest.mark.parametrize("closed", ["", "config.json", "model.safetensors"])
+def test_what_may_not_be_read(closed: str, single: Path) -> None:
+    (single / closed).chmod(0)
+    try:
+        refused(single, f"{re.escape(str(single))}.*: cannot be read: Permission denied")
+    finally:
+        (single / closed).chmod(0o755)
+
+
+def test_a_name_longer_than_any(single: Path) -> None:
+    refused(single / ("x" * 300), "cannot be read: File name too long")
 
 
 def test_files_that_are_not_there(single: Path) -> None:

@@ -19,21 +19,29 @@ class SafetensorsFormat:
 
     def open(self, path: Path) -> Checkpoint:
         """Raises CheckpointError for whatever is missing, damaged or outside the folder."""
-        notes: list[str] = []
-        folder = path if path.is_dir() else path.parent
-        tensors = _folder(path, notes) if path.is_dir() else _file(path)
-        if not _there(folder, "config.json"):
-            raise CheckpointError(
-                f"{folder} has no config.json: tensors alone do not say what model they are; put "
-                "the model's config.json beside them"
-            )
-        config = read_json(inside(folder, "config.json"))
-        dtypes = {name: config[name] for name in ("dtype", "torch_dtype") if config.get(name)}
-        if len(set(map(str, dtypes.values()))) > 1:
-            stated = " and ".join(f"{name} {value}" for name, value in dtypes.items())
-            notes.append(f"config.json states {stated}: the type that tensors are stored in counts")
-        text = _text(folder, notes)
-        return Checkpoint(folder, "safetensors", config, tensors, text, tuple(notes))
+        try:
+            return _open(path)
+        except OSError as error:
+            where = error.filename or path
+            raise CheckpointError(f"{where}: cannot be read: {error.strerror or error}") from None
+
+
+def _open(path: Path) -> Checkpoint:
+    notes: list[str] = []
+    folder = path if path.is_dir() else path.parent
+    tensors = _folder(path, notes) if path.is_dir() else _file(path)
+    if not _there(folder, "config.json"):
+        raise CheckpointError(
+            f"{folder} has no config.json: tensors alone do not say what model they are; put "
+            "the model's config.json beside them"
+        )
+    config = read_json(inside(folder, "config.json"))
+    dtypes = {name: config[name] for name in ("dtype", "torch_dtype") if config.get(name)}
+    if len(set(map(str, dtypes.values()))) > 1:
+        stated = " and ".join(f"{name} {value}" for name, value in dtypes.items())
+        notes.append(f"config.json states {stated}: the type that tensors are stored in counts")
+    text = _text(folder, notes)
+    return Checkpoint(folder, "safetensors", config, tensors, text, tuple(notes))
 
 
 def _file(path: Path) -> dict[str, StoredTensor]:
