@@ -10,7 +10,7 @@ import pytest
 
 from linnet.errors import BindingError
 from linnet.models.llama import Llama
-from linnet.spec.program import Program
+from linnet.spec.program import Parameter, Program
 from linnet.spec.types import DType
 from linnet.testing.fixtures import f0_config, random_checkpoint
 from linnet.weights.binding import BoundParameter, bind_parameters
@@ -161,6 +161,13 @@ def test_a_file_of_another_family() -> None:
     other = renamed(checkpoint, lambda name: "h." + name.replace("model.layers.", ""))
     refused(program, other, "no tensor of random-0", "it has h.0.input_layernorm.weight", EMBEDDING)
     refused(program, replace(checkpoint, tensors={}), "it has none")
+
+
+def test_a_scalar_that_should_be_none() -> None:
+    config = {"vocab_size": 136}
+    program = Program("toy", (Parameter("scale", (), "scale"),), (), {}, {})
+    checkpoint = changed(replace(f0()[1], config=config, tensors={}), scale=np.ones(1, np.float32))
+    refused(program, checkpoint, "scale is [1], not []")
 
 
 # Prefixes

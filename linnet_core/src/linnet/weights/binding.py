@@ -115,7 +115,7 @@ def _misfit(parameter: Parameter, tensor: StoredTensor, vocab: Any) -> str | Non
     hint = ""
     if tensor.shape == parameter.shape[::-1]:
         hint = " (it is transposed)"
-    elif parameter.shape[0] == vocab and tensor.shape[1:] == parameter.shape[1:]:
+    elif parameter.shape[:1] == (vocab,) and tensor.shape[1:] == parameter.shape[1:]:
         hint = " (is the vocabulary padded? then the config's vocab_size must count the padding)"
     return f"{tensor.name} is {list(tensor.shape)}, not {list(parameter.shape)}{hint}"
 
