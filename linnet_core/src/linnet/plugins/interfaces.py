@@ -114,10 +114,11 @@ class BackendInterface(Protocol):
 
 @dataclass(frozen=True)
 class Artifact:
-    """What an export wrote."""
+    """What an export wrote; ``notes`` are what the target does otherwise, or does not read."""
 
     folder: Path
     files: tuple[Path, ...]
+    notes: tuple[str, ...] = ()
 
 
 class ExporterInterface(Protocol):

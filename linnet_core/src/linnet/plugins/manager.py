@@ -37,7 +37,7 @@ D = TypeVar("D", Family, Format, Backend, Exporter, BenchMethod)
 
 OFFICIAL: Mapping[str, tuple[tuple[type[Descriptor], str], ...]] = {
     "torch": ((Backend, "torch"),),
-    "gguf": ((Format, "gguf"),),
+    "gguf": ((Format, "gguf"), (Exporter, "gguf")),
     "hf": ((Backend, "transformers"),),
 }
 """Linnet's own plugins that are installed apart: the extra, which is the plugin's name as well,

@@ -83,6 +83,16 @@ class Tokenizer:
         """Whether ``encode_chat`` works."""
         return self._template is not None
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Every token with its id, added ones included: for exporters."""
+        return dict(self._tokenizer.get_vocab(with_added_tokens=True))
+
+    @property
+    def added_tokens(self) -> "dict[int, tokenizers.AddedToken]":
+        """Tokens matched in text as they are, by id, with their flags: for exporters."""
+        return dict(self._tokenizer.get_added_tokens_decoder())
+
     def token_id(self, token: str) -> int | None:
         """The id of a token spelled as in the vocabulary, None when it is not there."""
         found = self._tokenizer.token_to_id(token)

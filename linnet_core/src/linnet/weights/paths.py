@@ -5,6 +5,7 @@ Knows nothing of what is in them.
 
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,6 +60,32 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise CheckpointError(f"{path}: cannot be written: {error.strerror or error}") from error
     except BaseException:
         beside.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes ``folder`` when the block ends, or vanishes if it fails.
+
+    Raises CheckpointError for a folder that is there and not empty: what it holds is not ours.
+    """
+    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise CheckpointError(f"{folder} exists and is not an empty folder; name another")
+    beside = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        beside.mkdir()
+        yield beside
+        if folder.exists():
+            folder.rmdir()
+        beside.rename(folder)
+    except OSError as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise CheckpointError(
+            f"{error.filename or folder}: cannot be written: {error.strerror or error}"
+        ) from error
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
         raise
 
 

@@ -1,6 +1,6 @@
 """What this distribution offers to Linnet. Imports nothing but Linnet."""
 
-from linnet.plugins.descriptors import Format
+from linnet.plugins.descriptors import Exporter, Format
 from linnet.plugins.hookspecs import hookimpl
 
 
@@ -13,6 +13,22 @@ def linnet_register_formats() -> list[Format]:
             target="linnet_gguf.reader:GGUFFormat",
             suffixes=(".gguf",),
             markers=("*.gguf",),
+            api_version=1,
+        )
+    ]
+
+
+@hookimpl
+def linnet_register_exporters() -> list[Exporter]:
+    """GGUF files for llama.cpp and what is built on it."""
+    return [
+        Exporter(
+            name="gguf",
+            target="linnet_gguf.export:GGUFExporter",
+            title="GGUF, for llama.cpp and Ollama",
+            dtypes=("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1"),
+            requires=("gguf",),
+            extra="linnet[gguf]",
             api_version=1,
         )
     ]

@@ -4,6 +4,7 @@ A name stands for the ``tokenizer.json`` of the model it was first seen in; the 
 those files' own rules, so that ids equal that tokenizer's. ``default`` is llama.cpp's own.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -78,3 +79,31 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "qwen2": _QWEN2,
 }
 """By the value of ``tokenizer.ggml.pre``."""
+
+
+def rule_of(tokenizer: Mapping[str, Any]) -> str | None:
+    """The name whose rule is that of a ``tokenizer.json``, or None where no rule is.
+
+    The steps themselves are compared, not ids of a sample text, which unlike rules can share.
+    """
+    wanted = (
+        _plain(tokenizer.get("pre_tokenizer")),
+        tokenizer.get("normalizer"),
+        bool(tokenizer.get("model", {}).get("ignore_merges")),
+    )
+    for name, rule in PRE_TOKENIZERS.items():
+        normalizer = None if rule.normalizer is None else dict(rule.normalizer)
+        if (_plain(rule.json(False)), normalizer, rule.ignore_merges) == wanted:
+            return name
+    return None
+
+
+def _plain(step: Any) -> Any:
+    """A pre-tokenizer's steps, with defaults filled in and without what changes no ids."""
+    if not isinstance(step, Mapping):
+        return None
+    if step.get("type") == "Sequence":
+        return [_plain(inner)[0] for inner in step["pretokenizers"]]
+    if step.get("type") == "ByteLevel":
+        return [("ByteLevel", step.get("use_regex", True))]
+    return [json.dumps({**{"invert": False}, **step}, sort_keys=True)]

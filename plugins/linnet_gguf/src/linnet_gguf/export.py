@@ -1,0 +1,94 @@
+"""The GGUF exporter: a bound model as one file that llama.cpp loads."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from linnet.errors import UnavailableError
+from linnet.plugins.interfaces import Artifact
+from linnet.spec.types import DType
+from linnet.weights.binding import BoundModel
+from linnet.weights.mapped import OneAtATime
+from linnet.weights.paths import new_folder
+from linnet_gguf import llama_writer, names
+from linnet_gguf.container import Value
+from linnet_gguf.tokenizer_writer import write_text
+from linnet_gguf.writer import BY_NAME, TensorOut, write_gguf
+
+ARCHITECTURES = {"llama": llama_writer}
+"""By ``model_type``: modules with ``ARCH``, ``metadata`` and ``tensors``."""
+FILE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "bf16": 32}
+"""The dtypes that are written, and ``general.file_type`` for each."""
+OUTER = ("token_embd.weight", "output.weight")
+"""Matrices that decide most: beside 4-bit blocks, llama.cpp's own converter keeps them finer."""
+OPTIONS = ("dtype", "name", "pre_tokenizer")
+
+
+class GGUFExporter:
+    """Writes ``model-DTYPE.gguf``.
+
+    Options: ``dtype``, one of ``FILE_TYPES``, the one that the matrices are stored in when left
+    out; ``name``, what the file calls the model; ``pre_tokenizer``, llama.cpp's name of the rule
+    that splits text, where it is not recognised.
+    """
+
+    def export(self, model: BoundModel, folder: Path, options: Mapping[str, Any]) -> Artifact:
+        """Write ``folder`` whole, or not at all.
+
+        Matrices get the dtype, vectors are f32 as llama.cpp wants them; with 4-bit blocks the
+        embedding and the head are q8_0. Raises UnavailableError for a model that llama.cpp does
+        not know or computes otherwise, CheckpointError for values that the dtype cannot hold.
+        """
+        unknown = sorted(set(options) - set(OPTIONS))
+        if unknown:
+            raise UnavailableError(
+                f"the gguf exporter has no option {', '.join(unknown)}; it has {', '.join(OPTIONS)}"
+            )
+        dtype = options.get("dtype") or stored_dtype(model)
+        if dtype not in FILE_TYPES:
+            raise UnavailableError(
+                f"the gguf exporter writes {', '.join(FILE_TYPES)}, not {dtype!r}"
+            )
+        model_type = model.checkpoint.config.get("model_type")
+        architecture = ARCHITECTURES.get(str(model_type))
+        if architecture is None:
+            raise UnavailableError(
+                f"models of the type {model_type!r} cannot be written as GGUF; those that can are "
+                f"{', '.join(sorted(ARCHITECTURES))}"
+            )
+        text = write_text(
+            model.checkpoint.text,
+            model.checkpoint.config,
+            model.vocab,
+            options.get("pre_tokenizer"),
+        )
+        metadata: dict[str, Value] = {
+            "general.name": options.get("name") or model.checkpoint.location.stem,
+            "general.file_type": FILE_TYPES[dtype],
+            "general.quantization_version": 2,
+            **architecture.metadata(model),
+            **text.metadata,
+        }
+        stream = OneAtATime()
+        tensors = [
+            TensorOut(name, shape, BY_NAME[_encoding(name, shape, dtype)], stream.reading(read))
+            for name, shape, read in architecture.tensors(model)
+        ]
+        file = f"model-{dtype}.gguf"
+        with new_folder(folder) as beside:
+            write_gguf(beside / file, architecture.ARCH, metadata, tensors)
+            stream.close()
+        return Artifact(folder, (folder / file,), tuple(text.notes))
+
+
+def stored_dtype(model: BoundModel) -> str:
+    """The dtype that holds every matrix as it is read."""
+    kinds = {p.dtype for p in model.parameters.values() if len(p.shape) > 1}
+    only = kinds.pop() if len(kinds) == 1 else DType.F32
+    return only.value if only.value in FILE_TYPES else DType.F32.value
+
+
+def _encoding(name: str, shape: tuple[int, ...], dtype: str) -> str:
+    if len(shape) < 2 or name == names.ROPE_FACTORS:
+        return "f32"
+    return "q8_0" if name in OUTER and dtype.startswith("q4") else dtype
