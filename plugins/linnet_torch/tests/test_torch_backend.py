@@ -60,7 +60,9 @@ def test_a_session_keeps_its_own_number_of_threads(load: Load) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"mode": "inductor"}, "the torch backend has mode eager, not 'inductor'"),
+        ({"mode": "turbo"}, "has modes eager, inductor, cudagraphs, not 'turbo'"),
+        ({"mode": "cudagraphs"}, "'cudagraphs' runs on CUDA, not on cpu"),
+        ({"mode": "inductor", "numerics": "exact"}, "with fast numerics, not 'exact'"),
         ({"dtype": "f64"}, "computes in f32, bf16, f16, not in 'f64'"),
         ({"device": "tpu"}, "runs on cpu or cuda, not on 'tpu'"),
         ({"device": "cuda:x"}, "not on 'cuda:x'"),

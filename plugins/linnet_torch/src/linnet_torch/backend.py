@@ -1,6 +1,7 @@
 """The PyTorch backend: what it can grant here, and loading a model into a session."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from linnet_torch.session import TorchSession
 from linnet_torch.source import generate
 from linnet_torch.weights import DTYPES
 
-MODES = ("eager",)
+MODES = ("eager", "inductor", "cudagraphs")
 DEVICES = ("cpu", "cuda")
 
 
@@ -39,11 +40,13 @@ class TorchBackend:
         CPU; on CUDA, the checkpoint's own if that is f32, bf16 or f16, else f32. Raises
         UnavailableError for what cannot be granted.
         """
-        if options.mode not in (None, *MODES):
-            raise UnavailableError(
-                f"the torch backend has mode {' or '.join(MODES)}, not {options.mode!r}"
-            )
+        mode = find_mode(options)
         device = find_device(options.device)
+        if mode == "cudagraphs" and device.type != "cuda":
+            raise UnavailableError(
+                f"mode 'cudagraphs' runs on CUDA, not on {device}: ask for device='cuda', or for "
+                "mode='inductor'"
+            )
         notes: tuple[str, ...] = ()
         if options.dtype is None:
             dtype, note = default_dtype(model, device)
@@ -54,17 +57,34 @@ class TorchBackend:
         if max_seq is None:
             raise UnavailableError("this model states no longest sequence: give max_seq")
         torch.set_num_threads(options.threads)
-        return TorchSession(
-            model,
-            generate(model.program, options.numerics),
-            dtype=dtype,
-            device=device,
-            rows=options.rows,
-            max_seq=max_seq,
-            threads=options.threads,
-            numerics=options.numerics,
-            notes=notes,
+        granted: dict[str, Any] = {
+            "mode": mode,
+            "dtype": dtype,
+            "device": device,
+            "rows": options.rows,
+            "max_seq": max_seq,
+            "threads": options.threads,
+            "numerics": options.numerics,
+            "notes": notes,
+        }
+        if mode == "eager":
+            source = generate(model.program, options.numerics)
+            return TorchSession(model, model.program, source, **granted)
+        from linnet_torch.compiled_session import CompiledSession
+
+        return CompiledSession(model, **granted)
+
+
+def find_mode(options: LoadOptions) -> str:
+    """The mode, ``eager`` where none is asked for."""
+    mode = options.mode or "eager"
+    if mode not in MODES:
+        raise UnavailableError(f"the torch backend has modes {', '.join(MODES)}, not {mode!r}")
+    if mode != "eager" and options.numerics != "fast":
+        raise UnavailableError(
+            f"mode {mode!r} runs with fast numerics, not {options.numerics!r}: use mode='eager'"
         )
+    return mode
 
 
 def find_device(name: str | None) -> torch.device:

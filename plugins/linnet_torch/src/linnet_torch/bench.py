@@ -8,3 +8,17 @@ class Eager(SessionMethod):
 
     backend = "torch"
     mode = "eager"
+
+
+class Inductor(SessionMethod):
+    """Its compiled graphs."""
+
+    backend = "torch"
+    mode = "inductor"
+
+
+class CudaGraphs(SessionMethod):
+    """Its compiled graphs, the step replayed as one CUDA graph."""
+
+    backend = "torch"
+    mode = "cudagraphs"

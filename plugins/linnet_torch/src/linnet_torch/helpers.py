@@ -37,6 +37,11 @@ def nest(flat: dict[str, Tensor]) -> Tree:
     return Tree(**tree)
 
 
+def join(flat: dict[str, Tensor], at: str, parts: tuple[str, ...], whole: str) -> None:
+    """Lay weights that multiply the same input one below the other: one product for all."""
+    flat[f"{at}.{whole}"] = torch.cat([flat.pop(f"{at}.{part}") for part in parts])
+
+
 @functools.cache
 def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Literal values, copied to a device once."""
@@ -106,13 +111,14 @@ def visible_keys(
         positions = positions[:1]  # rows are alike
         if size == 1:
             return Visible(slice(0 if window is None else max(0, end - window), end), None, False)
-        if start == 0 and (window is None or window >= end):
+        # A size that a compiler leaves free decides nothing.
+        if start == 0 and (window is None or (isinstance(end, int) and window >= end)):
             return Visible(slice(0, end), None, True)
     # Padding and idle rows see something, too: what they give is not used, but is finite.
     query = positions.clamp(0, end - 1)[:, None, :, None]  # [B, 1, S, 1]
     key = torch.arange(end, device=positions.device)
     mask = key <= query
-    if window is not None and window < end:
+    if window is not None:
         mask = mask & (key > query - window)
     return Visible(slice(0, end), mask, False)
 

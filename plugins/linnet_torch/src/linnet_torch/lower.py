@@ -38,11 +38,17 @@ OPAQUE = TensorType(DType.BOOL, ())
 """The type of what is no tensor: a number of positions, slots, visible keys, a dtype."""
 
 
-def lower(program: Program, claimed: Container[str]) -> Program:
-    """The program to write as source, the composites outside ``claimed`` written out."""
+def lower(program: Program, claimed: Container[str], *, starts: bool = True) -> Program:
+    """The program to write as source, the composites outside ``claimed`` written out.
+
+    ``starts`` has entries take the position where all rows start, if they do.
+    """
     program = expand(share_entries(program), claimed)
     program = merge(drop_unused(hoist(program)))
-    entries = {name: sink(mark_starts(entry)) for name, entry in program.entries.items()}
+    entries = {
+        name: sink(mark_starts(entry) if starts else entry)
+        for name, entry in program.entries.items()
+    }
     return dataclasses.replace(program, entries=entries)
 
 

@@ -42,6 +42,18 @@ OPERANDS = {
 """What an op's operands are called, if they have no better name."""
 
 
+def attribute(path: str) -> str:
+    """A path as attributes: ``q_proj+k_proj+v_proj.weight`` is ``qkv_proj.weight``."""
+    return ".".join(_joined(name) if "+" in name else name for name in path.split("."))
+
+
+def _joined(name: str) -> str:
+    stems = [part.removesuffix("_proj") for part in name.split("+")]
+    alike = all(part.endswith("_proj") for part in name.split("+"))
+    between = "" if all(len(stem) == 1 for stem in stems) else "_"
+    return between.join(stems) + "_proj" * alike
+
+
 class Naming:
     """``hints``: for each value of a function, the name that it would best have.
 
@@ -72,7 +84,7 @@ class Naming:
         if node.op == "linear":
             parameter = self.made.get(node.inputs[1])
             path = parameter[1].attrs.get("path", "") if parameter else ""
-            name = path.split(".")[-2] if path.count(".") else "y"
+            name = attribute(path).split(".")[-2] if path.count(".") else "y"
             return "logits" if "head" in name else str(name.removesuffix("_proj"))
         if node.op == "add" and value.type.dtype is DType.I32:
             return self._called_as(value) or "positions"

@@ -5,7 +5,7 @@ variables, statements or layout. Integers of 32 bits may be held in wider ones: 
 masked after what may leave its range.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -95,23 +95,28 @@ def as_tensor(c: Context, value: Value, operand: Expr) -> str:
     return f"torch.tensor({operand.text}, dtype={c.dtype(value.type.dtype)}, device={c.device()})"
 
 
-def write_op(c: Context, node: Node, operands: list[Expr]) -> Expr:
-    """One node as an expression. Raises UnavailableError for an op that has no rule."""
-    if node.op not in RULES:
+def write_op(c: Context, node: Node, operands: list[Expr], special: Mapping[str, Rule]) -> Expr:
+    """One node as an expression, by a special rule for its op or the usual one.
+
+    Raises UnavailableError for an op that has no rule.
+    """
+    rule = special.get(node.op) or RULES.get(node.op)
+    if rule is None:
         raise UnavailableError(f"the torch backend does not know the op {node.op!r}")
-    return RULES[node.op](c, node, operands)
+    return rule(c, node, operands)
 
 
 # --- kinds of rules ---------------------------------------------------------------------------
 
 
-def _call(name: str, *arguments: str) -> Expr:
+def call(name: str, *arguments: str) -> Expr:
+    """``name(a, b)``."""
     return Expr(f"{name}({', '.join(arguments)})")
 
 
 def _method(name: str, *arguments: str) -> Rule:
     def rule(c: Context, node: Node, operands: list[Expr]) -> Expr:
-        return _call(f"{as_tensor(c, node.inputs[0], operands[0])}.{name}", *arguments)
+        return call(f"{as_tensor(c, node.inputs[0], operands[0])}.{name}", *arguments)
 
     return rule
 
@@ -137,7 +142,7 @@ def _infix(symbol: str, level: int) -> Rule:
 
 def _function(name: str, *arguments: str) -> Rule:
     def rule(_: Context, __: Node, operands: list[Expr]) -> Expr:
-        return _call(name, *(operand.text for operand in operands), *arguments)
+        return call(name, *(operand.text for operand in operands), *arguments)
 
     return rule
 
@@ -147,7 +152,7 @@ def _helper(name: str, *attrs: str) -> Rule:
 
     def rule(c: Context, node: Node, operands: list[Expr]) -> Expr:
         keywords = [f"{attr}={node.attrs[attr]!r}" for attr in attrs]
-        return _call(c.helper(name), *(operand.text for operand in operands), *keywords)
+        return call(c.helper(name), *(operand.text for operand in operands), *keywords)
 
     return rule
 
@@ -160,8 +165,8 @@ def _clamp(bound: str) -> Rule:
         if x.number:
             (other, x), (_, value) = operands, node.inputs
         if other.number:
-            return _call(f"{as_tensor(c, value, x)}.clamp", f"{bound}={other.text}")
-        return _call("torch.maximum" if bound == "min" else "torch.minimum", x.text, other.text)
+            return call(f"{as_tensor(c, value, x)}.clamp", f"{bound}={other.text}")
+        return call("torch.maximum" if bound == "min" else "torch.minimum", x.text, other.text)
 
     return rule
 
@@ -178,8 +183,8 @@ def _constant(c: Context, node: Node, _: list[Expr]) -> Expr:
         if "inf" in number or "nan" in number:
             number = f'float("{number}")'
         return Expr(number, UNARY if number.startswith("-") else ATOM, number=True)
-    call = _call(c.helper("constant"), c.literal(node), c.dtype(dtype), c.device())
-    return call if len(shape) == 1 else _call(f"{call.text}.reshape", c.dims(shape))
+    made = call(c.helper("constant"), c.literal(node), c.dtype(dtype), c.device())
+    return made if len(shape) == 1 else call(f"{made.text}.reshape", c.dims(shape))
 
 
 def _iota(c: Context, node: Node, _: list[Expr]) -> Expr:
@@ -187,28 +192,28 @@ def _iota(c: Context, node: Node, _: list[Expr]) -> Expr:
     arguments = [c.dims([size]), f"device={c.device()}"]
     if dtype not in (DType.I32, DType.I64, DType.U32):
         arguments.insert(1, f"dtype={c.dtype(dtype)}")
-    return _call("torch.arange", *arguments)
+    return call("torch.arange", *arguments)
 
 
 def _cast(c: Context, node: Node, operands: list[Expr]) -> Expr:
     dtype = DType(node.attrs["dtype"])
     x = as_tensor(c, node.inputs[0], operands[0])
     if len(operands) == 2:  # the run's dtype, handed in
-        return _call(f"{x}.to", operands[1].text)
+        return call(f"{x}.to", operands[1].text)
     if dtype is DType.U32:
         return Expr(f"{x}.long() & {MASK}", AND)
     if dtype in CAST_METHODS:
-        return _call(f"{x}.{CAST_METHODS[dtype]}")
-    return _call(f"{x}.to", c.dtype(dtype))
+        return call(f"{x}.{CAST_METHODS[dtype]}")
+    return call(f"{x}.to", c.dtype(dtype))
 
 
 def _where(c: Context, node: Node, operands: list[Expr]) -> Expr:
-    call = _call("torch.where", *(operand.text for operand in operands))
+    chosen = call("torch.where", *(operand.text for operand in operands))
     dtype = node.outputs[0].type.dtype
     literal = operands[1].number and operands[2].number
     if literal and dtype.is_float and dtype is not DType.F32:
-        return _call(f"{call.text}.to", c.dtype(dtype))
-    return call
+        return call(f"{chosen.text}.to", c.dtype(dtype))
+    return chosen
 
 
 def _reshape(c: Context, node: Node, operands: list[Expr]) -> Expr:
@@ -216,16 +221,16 @@ def _reshape(c: Context, node: Node, operands: list[Expr]) -> Expr:
     x = as_tensor(c, node.inputs[0], operands[0])
     for axis in range(len(new)):
         if (*new[:axis], 1, *old[axis:]) == new and len(new) == len(old) + 1:
-            return _call(f"{x}.unsqueeze", str(axis))
+            return call(f"{x}.unsqueeze", str(axis))
     for axis in range(len(old)):
         if (*old[:axis], 1, *new[axis:]) == old and len(old) == len(new) + 1:
-            return _call(f"{x}.squeeze", str(axis))
-    return _call(f"{x}.reshape", c.dims(new))
+            return call(f"{x}.squeeze", str(axis))
+    return call(f"{x}.reshape", c.dims(new))
 
 
 def _broadcast(c: Context, node: Node, operands: list[Expr]) -> Expr:
     x = as_tensor(c, node.inputs[0], operands[0])
-    return _call(f"{x}.expand", c.dims(node.attrs["shape"]))
+    return call(f"{x}.expand", c.dims(node.attrs["shape"]))
 
 
 def _transpose(c: Context, node: Node, operands: list[Expr]) -> Expr:
@@ -234,8 +239,8 @@ def _transpose(c: Context, node: Node, operands: list[Expr]) -> Expr:
     if axes == (1, 0):
         return Expr(f"{x}.T")
     if len(moved) == 2:
-        return _call(f"{x}.transpose", *map(str, moved))
-    return _call(f"{x}.permute", *map(str, axes))
+        return call(f"{x}.transpose", *map(str, moved))
+    return call(f"{x}.permute", *map(str, axes))
 
 
 def _slice(_: Context, node: Node, operands: list[Expr]) -> Expr:
@@ -253,7 +258,7 @@ def _concat(c: Context, node: Node, operands: list[Expr]) -> Expr:
         for value, operand in zip(node.inputs, operands, strict=True)
     ]
     joined = f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
-    return _call("torch.cat", joined, f"dim={node.attrs['axis']}")
+    return call("torch.cat", joined, f"dim={node.attrs['axis']}")
 
 
 def _gather(c: Context, node: Node, operands: list[Expr]) -> Expr:
@@ -264,13 +269,13 @@ def _gather(c: Context, node: Node, operands: list[Expr]) -> Expr:
     if axis == 1 and node.inputs[1].type.rank == 1:
         size = c.dims(node.inputs[1].type.shape)
         return Expr(f"{x.at(ATOM)}[torch.arange({size}, device={c.device()}), {ids.text}]")
-    return _call(c.helper("take"), x.text, ids.text, f"axis={axis}")
+    return call(c.helper("take"), x.text, ids.text, f"axis={axis}")
 
 
 def _reduce(name: str) -> Rule:
     def rule(c: Context, node: Node, operands: list[Expr]) -> Expr:
         x = as_tensor(c, node.inputs[0], operands[0])
-        return _call(f"{x}.{name}", f"dim={node.attrs['axis']}", "keepdim=True")
+        return call(f"{x}.{name}", f"dim={node.attrs['axis']}", "keepdim=True")
 
     return rule
 
@@ -281,7 +286,7 @@ def _reduce(name: str) -> Rule:
 def _rms_norm(_: Context, node: Node, operands: list[Expr]) -> Expr:
     x, scale = operands
     size = node.inputs[0].type.shape[-1]
-    return _call("F.rms_norm", x.text, f"({size},)", scale.text, f"eps={node.attrs['eps']!r}")
+    return call("F.rms_norm", x.text, f"({size},)", scale.text, f"eps={node.attrs['eps']!r}")
 
 
 def _swiglu(_: Context, __: Node, operands: list[Expr]) -> Expr:
@@ -289,23 +294,21 @@ def _swiglu(_: Context, __: Node, operands: list[Expr]) -> Expr:
 
 
 def _gelu(_: Context, node: Node, operands: list[Expr]) -> Expr:
-    return _call(
-        "F.gelu", operands[0].text, *(['approximate="tanh"'] if node.attrs["tanh"] else [])
-    )
+    return call("F.gelu", operands[0].text, *(['approximate="tanh"'] if node.attrs["tanh"] else []))
 
 
 def _softmax(c: Context, node: Node, operands: list[Expr]) -> Expr:
     dtype = node.inputs[0].type.dtype
     if dtype is DType.F32:
-        return _call("F.softmax", operands[0].text, "dim=-1")
-    wide = _call("F.softmax", operands[0].text, "dim=-1", "dtype=torch.float32")
-    return _call(f"{wide.text}.to", c.dtype(dtype))
+        return call("F.softmax", operands[0].text, "dim=-1")
+    wide = call("F.softmax", operands[0].text, "dim=-1", "dtype=torch.float32")
+    return call(f"{wide.text}.to", c.dtype(dtype))
 
 
 def _rope_table(c: Context, node: Node, operands: list[Expr]) -> Expr:
     factor = node.attrs.get("scale", 1.0)
     scale = [] if factor == 1.0 else [f"scale={factor!r}"]
-    return _call(c.helper("rope_table"), operands[0].text, c.literal(node), *scale)
+    return call(c.helper("rope_table"), operands[0].text, c.literal(node), *scale)
 
 
 def _slots(c: Context, node: Node, operands: list[Expr]) -> Expr:
@@ -313,7 +316,7 @@ def _slots(c: Context, node: Node, operands: list[Expr]) -> Expr:
     arguments = [starts, lengths, c.dims([node.attrs["size"]]), *(rows or ["slice(None)"])]
     if node.attrs.get("start"):
         arguments.append("start=start")
-    return _call(c.helper("cache_slots"), *arguments, f"end={end}")
+    return call(c.helper("cache_slots"), *arguments, f"end={end}")
 
 
 def _visible(c: Context, node: Node, operands: list[Expr]) -> Expr:
@@ -325,7 +328,7 @@ def _visible(c: Context, node: Node, operands: list[Expr]) -> Expr:
     arguments.append(f"end={end}")
     if window is not None:
         arguments.append(f"window={window}")
-    return _call(c.helper("visible_keys"), *arguments)
+    return call(c.helper("visible_keys"), *arguments)
 
 
 RULES: dict[str, Rule] = {

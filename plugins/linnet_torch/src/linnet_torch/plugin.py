@@ -12,7 +12,7 @@ def linnet_register_backends() -> list[Backend]:
             name="torch",
             target="linnet_torch.backend:TorchBackend",
             title="PyTorch",
-            modes=("eager",),
+            modes=("eager", "inductor", "cudagraphs"),
             devices=("cpu", "cuda"),
             dtypes=("f32", "bf16", "f16"),
             capabilities=frozenset(
@@ -29,15 +29,21 @@ def linnet_register_backends() -> list[Backend]:
 @hookimpl
 def linnet_register_bench_methods() -> list[BenchMethod]:
     """The PyTorch backend in each of its modes."""
+    titles = {
+        "Eager": "Linnet, generated PyTorch",
+        "Inductor": "Linnet, inductor",
+        "CudaGraphs": "Linnet, CUDA graphs",
+    }
     return [
         BenchMethod(
-            name="linnet-torch-eager",
-            target="linnet_torch.bench:Eager",
-            title="Linnet, generated PyTorch",
+            name=f"linnet-torch-{name.lower()}",
+            target=f"linnet_torch.bench:{name}",
+            title=title,
             group="PyTorch",
             dtypes=("f32", "bf16", "f16"),
             requires=("torch",),
             extra="linnet[torch]",
             api_version=1,
         )
+        for name, title in titles.items()
     ]

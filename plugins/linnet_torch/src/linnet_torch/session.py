@@ -16,10 +16,12 @@ import torch
 from linnet.errors import UnavailableError
 from linnet.plugins.interfaces import Granted
 from linnet.runtime.requests import check_inputs
+from linnet.spec.program import Program
 from linnet.spec.types import DType
 from linnet.weights.binding import BoundModel
 from linnet.weights.checkpoint import Array
 from linnet_torch.generated import load_module
+from linnet_torch.naming import attribute
 from linnet_torch.source import Source
 from linnet_torch.weights import DTYPES, read_weights
 
@@ -27,13 +29,15 @@ NAMES = {torch_dtype: dtype for dtype, torch_dtype in DTYPES.items()}
 
 
 class TorchSession:
-    """Runs the entries of a generated file."""
+    """Runs the entries of a generated file, as they are: mode ``eager``."""
 
     def __init__(
         self,
         model: BoundModel,
+        program: Program,
         source: Source,
         *,
+        mode: str,
         dtype: DType,
         device: torch.device,
         rows: int,
@@ -42,13 +46,12 @@ class TorchSession:
         numerics: str,
         notes: tuple[str, ...] = (),
     ) -> None:
-        program = model.program
         self._program, self._vocab, self._source = program, model.vocab, source
         self._device, self._threads = device, threads
         self._module: ModuleType | None = load_module(source.text, program.family)
-        tied = [(p.path, p.tied_to) for p in program.parameters if p.tied_to is not None]
-        tensors = read_weights(model.parameters, tied, dtype, device)
-        self._w: Any = self._module.weights(tensors)
+        tensors = read_weights(program, model.parameters, dtype, device)
+        self._tensors = tensors
+        self._w: Any = self._module.nest({attribute(path): t for path, t in tensors.items()})
         self._state: Any = None
         if program.states:
             self._state = self._module.caches(rows, max_seq, dtype=DTYPES[dtype], device=device)
@@ -56,7 +59,7 @@ class TorchSession:
         devices = {tensor.device for tensor in tensors.values()}
         self.granted = Granted(
             backend="torch",
-            mode="eager",
+            mode=mode,
             dtype=", ".join(str(NAMES[each]) for each in dtypes),
             device=", ".join(map(str, devices)),
             rows=rows,
@@ -77,19 +80,23 @@ class TorchSession:
         check_inputs(self._program, granted.rows, granted.max_seq, self._vocab, entry, inputs)
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
+        with torch.inference_mode(), full_precision(self._device):
+            return self._execute(entry, inputs).cpu().numpy()
+
+    def _execute(self, entry: str, inputs: Mapping[str, Array]) -> torch.Tensor:
+        """Run one entry on inputs that are known to fit it."""
         arrays, keywords, rows = plan(inputs)
         info = self._source.entries[entry]
-        with torch.inference_mode(), full_precision(self._device):
-            tensors: dict[str, Any] = {
-                name: torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
-                for name, array in arrays.items()
-            }
-            if rows is not None and info.rows_may_be_slice:
-                tensors["rows"] = rows
-            roots = [self._w] * info.weights + [self._state] * info.state
-            given = {name: keywords[name] for name in info.keywords}
-            result = getattr(self._module, entry)(*roots, **tensors, **given)
-            return result.cpu().numpy()  # type: ignore[no-any-return]
+        tensors: dict[str, Any] = {name: self._tensor(array) for name, array in arrays.items()}
+        if rows is not None and info.rows_may_be_slice:
+            tensors["rows"] = rows
+        roots = [self._w] * info.weights + [self._state] * info.state
+        given = {name: keywords[name] for name in info.keywords}
+        result: torch.Tensor = getattr(self._module, entry)(*roots, **tensors, **given)
+        return result
+
+    def _tensor(self, array: Array) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
 
     def source(self) -> str:
         """The generated file."""
@@ -98,6 +105,7 @@ class TorchSession:
     def close(self) -> None:
         """Free weights and caches."""
         self._module = self._w = self._state = None
+        self._tensors = {}
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -12,6 +12,8 @@ from linnet.spec.program import State as StateSpec
 from linnet.spec.types import DType
 from linnet_torch.layout import WIDTH, wrap
 from linnet_torch.lower import OPAQUE, STATE_OPS, lower
+from linnet_torch.lowerings import PLAIN, Lowering
+from linnet_torch.naming import attribute
 from linnet_torch.ops import CLAIMED
 from linnet_torch.writer import Needs, Requests, Writer, place, shape_text
 
@@ -58,20 +60,31 @@ class Source:
     entries: Mapping[str, EntryInfo]
 
 
-def generate(program: Program, numerics: str = "fast") -> Source:
+def generate(program: Program, numerics: str = "fast", lowering: Lowering = PLAIN) -> Source:
     """The file for a program; ``exact`` writes every composite out in primitives."""
-    lowered = lower(program, CLAIMED if numerics == "fast" else ())
+    claimed = CLAIMED if numerics == "fast" else ()
+    lowered = lower(program, claimed, starts=lowering.starts)
     needs = _needs(lowered)
     infos = _entry_infos(lowered, needs)
     requests = Requests()
-    available = _helper_sources()
+    available = _helper_sources("helpers")
+    if lowering.helpers:
+        available |= _helper_sources(lowering.helpers)
     reserved = RESERVED.union(available, lowered.functions, lowered.entries)
     keywords = {name: info.keywords for name, info in infos.items()}
     dtype = f"{place('w', program.parameters[0].path)}.dtype" if program.parameters else None
     blocks = []
     for function in lowered.all_functions():
         is_entry = function.name in lowered.entries
-        writer = Writer(function, needs, keywords, requests, reserved, dtype if is_entry else None)
+        writer = Writer(
+            function,
+            needs,
+            keywords,
+            requests,
+            reserved,
+            dtype if is_entry else None,
+            lowering.rules,
+        )
         body = writer.write()
         if is_entry:
             head = _entry_head(function, infos[function.name])
@@ -80,12 +93,14 @@ def generate(program: Program, numerics: str = "fast") -> Source:
         blocks.append("\n".join([*head, *body]))
     blocks.append(_weights(program))
     requests.helpers |= {"Tree", "nest"}
+    if any(parameter.parts for parameter in program.parameters):
+        requests.helpers.add("join")
     if program.states:
         blocks.append(_caches(program.states))
     helpers = list(_closure(requests.helpers, available))
     text = "\n\n\n".join(
         [
-            _header(program, lowered, numerics),
+            _header(program, lowered, numerics, lowering.needs),
             *([_constants(requests.constants)] if requests.constants else []),
             *(available[name].text for name in helpers if name != "Tree"),
             *blocks,
@@ -146,11 +161,14 @@ def _function_head(function: Function, needs: Needs) -> list[str]:
         OPAQUE_TYPES[value.name] if value.type == OPAQUE else "Tensor" for value in function.inputs
     ]
     tensors = [f"{v.name}: {kind}" for v, kind in zip(function.inputs, kinds, strict=True)]
-    outputs = len(function.outputs)
-    result = "Tensor" if outputs == 1 else f"tuple[{', '.join(['Tensor'] * outputs)}]"
     arguments = ", ".join([*_roots(needs), *tensors])
-    head = wrap(f"def {function.name}({arguments}) -> {result}:")
+    head = wrap(f"def {function.name}({arguments}) -> {_result(function)}:")
     return [*head, *_shapes(function.inputs)]
+
+
+def _result(function: Function) -> str:
+    count = len(function.outputs)
+    return "Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]"
 
 
 def _entry_head(function: Function, info: EntryInfo) -> list[str]:
@@ -164,7 +182,7 @@ def _entry_head(function: Function, info: EntryInfo) -> list[str]:
     keywords += ["start: int | None = None"] * ("start" in info.keywords)
     keywords += ["end: int"] * ("end" in info.keywords)
     arguments = ", ".join([*_roots(info), *tensors, *keywords])
-    head = wrap(f"def {function.name}({arguments}) -> Tensor:")
+    head = wrap(f"def {function.name}({arguments}) -> {_result(function)}:")
     summary, *more = ENTRIES.get(function.name, (f"The entry {function.name}.",))
     doc = [f'    """{summary}"""']
     if more:
@@ -194,13 +212,13 @@ def _shapes(inputs: Sequence[Value]) -> list[str]:
 # --- the rest of the file ---------------------------------------------------------------------
 
 
-def _header(program: Program, lowered: Program, numerics: str) -> str:
+def _header(program: Program, lowered: Program, numerics: str, needs: str) -> str:
     count = f"{program.parameter_count:,}"
     written = "" if numerics == "fast" else ", every composite written out in primitives"
     lines = [
         f'"""{program.family}, {count} parameters, in PyTorch{written}.',
         "",
-        "Linnet wrote this file from the model's program; it needs nothing but torch.",
+        f"Linnet wrote this file from the model's program; it needs {needs}.",
     ]
     if program.states and {"extend_greedy", "decode_greedy"} <= set(lowered.entries):
         lines += [
@@ -238,19 +256,23 @@ def _constants(constants: Mapping[tuple[float, ...], str]) -> str:
 
 def _weights(program: Program) -> str:
     tied = {p.path: p.tied_to for p in program.parameters if p.tied_to is not None}
+    joined = {p.path: p.parts for p in program.parameters if p.parts}
     lines = ["def weights(tensors: dict[str, Tensor]) -> Tree:"]
-    if not tied:
-        return "\n".join(
-            [
-                *lines,
-                '    """The tree of weights, of tensors by name."""',
-                "    return nest(tensors)",
-            ]
-        )
-    lines.append('    """The tree of weights, of tensors by name; a tied name is one tensor."""')
-    lines += [f'    tied = {{"{path}": tensors["{other}"]}}' for path, other in tied.items()][:1]
-    lines += [f'    tied["{path}"] = tensors["{other}"]' for path, other in list(tied.items())[1:]]
-    return "\n".join([*lines, "    return nest(tensors | tied)"])
+    lines.append('    """The tree of weights, of tensors by their names in the checkpoint."""')
+    if tied or joined:
+        lines.append("    flat = dict(tensors)")
+    for loop, key, depth in _paths(list(joined)):
+        lines += loop
+        pattern = key.strip('f"')
+        local = pattern.rpartition(".")[2]
+        owner, _, whole = pattern.removesuffix(f".{local}").rpartition(".")
+        names = ", ".join(f'"{part}.{local}"' for part in whole.split("+"))
+        at = f'f"{owner}"' if key.startswith("f") else f'"{owner}"'
+        target = f'"{attribute(whole)}.{local}"'
+        lines += wrap(f"{'    ' * depth}join(flat, {at}, ({names}), {target})")
+    lines += [f'    flat["{path}"] = flat["{other}"]' for path, other in tied.items()]
+    lines.append(f"    return nest({'flat' if tied or joined else 'tensors'})")
+    return "\n".join(lines)
 
 
 def _caches(states: Sequence[StateSpec]) -> str:
@@ -272,18 +294,21 @@ def _caches(states: Sequence[StateSpec]) -> str:
     return "\n".join([*lines, "    return nest(flat)"])
 
 
+def _pattern(path: str) -> str:
+    """``layers.{i}.norm.weight`` for ``layers.0.norm.weight``."""
+    parts = path.split(".")
+    first = next((i for i, part in enumerate(parts) if part.isdecimal()), None)
+    if first is not None:
+        parts[first] = "{i}"
+    return ".".join(parts)
+
+
 def _paths(paths: Sequence[str]) -> Iterator[tuple[list[str], str, int]]:
     """Lines that loop over alike paths, the key in them, and how far they are indented."""
     patterns: dict[str, list[int]] = {}
     for path in paths:
-        parts = path.split(".")
-        numbers = [i for i, part in enumerate(parts) if part.isdecimal()]
-        if numbers:
-            number = int(parts[numbers[0]])
-            parts[numbers[0]] = "{i}"
-            patterns.setdefault(".".join(parts), []).append(number)
-        else:
-            patterns[path] = []
+        numbers = [int(part) for part in path.split(".") if part.isdecimal()]
+        patterns.setdefault(_pattern(path), []).extend(numbers[:1])
     by_range: dict[tuple[int, ...], list[str]] = {}
     for pattern, numbers in patterns.items():
         by_range.setdefault(tuple(numbers), []).append(pattern)
@@ -309,9 +334,9 @@ class _Helper:
     uses: frozenset[str]
 
 
-def _helper_sources() -> dict[str, _Helper]:
-    """Every definition of ``linnet_torch.helpers``, as text, with the names it uses."""
-    text = files("linnet_torch").joinpath("helpers.py").read_text(encoding="utf-8")
+def _helper_sources(module: str) -> dict[str, _Helper]:
+    """Every definition of a module of helpers, as text, with the names it uses."""
+    text = files("linnet_torch").joinpath(f"{module}.py").read_text(encoding="utf-8")
     lines = text.splitlines()
     helpers = {}
     for node in ast.parse(text).body:

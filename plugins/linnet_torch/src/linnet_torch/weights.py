@@ -1,11 +1,12 @@
 """From a bound model's parameters to torch tensors, one at a time, straight to their place."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 
 from linnet.errors import CheckpointError
+from linnet.spec.program import Program
 from linnet.spec.types import DType
 from linnet.weights.binding import BoundParameter
 from linnet.weights.checkpoint import Array
@@ -45,13 +46,30 @@ def read_tensor(parameter: BoundParameter, dtype: DType, device: torch.device) -
 
 
 def read_weights(
+    program: Program,
     parameters: Mapping[str, BoundParameter],
-    tied: Iterable[tuple[str, str]],
     dtype: DType,
     device: torch.device,
 ) -> dict[str, torch.Tensor]:
-    """Every parameter by path; a tied one is the very tensor it is tied to."""
-    tensors = {path: read_tensor(p, dtype, device) for path, p in parameters.items()}
-    for path, other in tied:
-        tensors[path] = tensors[other]
+    """Every parameter of the program by path; a tied one is the very tensor it is tied to.
+
+    A joined one is filled part by part: no more than one part is there twice at a time.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for parameter in program.parameters:
+        if parameter.tied_to is not None:
+            continue
+        if not parameter.parts:
+            tensors[parameter.path] = read_tensor(parameters[parameter.path], dtype, device)
+            continue
+        whole = torch.empty(parameter.shape, dtype=DTYPES[dtype], device=device)
+        start = 0
+        for part in parameter.parts:
+            tensor = read_tensor(parameters[part], dtype, device)
+            whole[start : start + len(tensor)] = tensor
+            start += len(tensor)
+        tensors[parameter.path] = whole
+    for parameter in program.parameters:
+        if parameter.tied_to is not None:
+            tensors[parameter.path] = tensors[parameter.tied_to]
     return tensors

@@ -15,8 +15,8 @@ from linnet.spec.program import Function, Node, Value
 from linnet.spec.types import Dim, DType
 from linnet_torch.layout import WIDTH, wrap
 from linnet_torch.lower import HOISTED, OPAQUE, STATE_OPS
-from linnet_torch.naming import Naming
-from linnet_torch.ops import TORCH_DTYPES, Expr, as_tensor, write_op
+from linnet_torch.naming import Naming, attribute
+from linnet_torch.ops import TORCH_DTYPES, Expr, Rule, as_tensor, write_op
 
 LEAVES = ("parameter", "end", "dtype")
 CHAINED = ("reshape", "broadcast", "transpose", "cast", "slice")
@@ -50,7 +50,7 @@ class Requests:
 def place(root: str, path: str) -> str:
     """``w.layers[0].norm.weight``."""
     text = root
-    for name in path.split("."):
+    for name in attribute(path).split("."):
         text += f"[{name}]" if name.isdecimal() else f".{name}"
     return text
 
@@ -66,6 +66,7 @@ class Writer:
         requests: Requests,
         reserved: frozenset[str],
         dtype: str | None = None,
+        rules: Mapping[str, Rule] | None = None,
     ) -> None:
         self.function = function
         self.needs = needs
@@ -73,6 +74,7 @@ class Writer:
         self.requests = requests
         self.reserved = reserved
         self.run_dtype = dtype
+        self.rules = rules or {}
         self.made = {value: (i, n) for i, n in enumerate(function.body) for value in n.outputs}
         self.users: dict[Value, list[int]] = {}
         for index, node in enumerate(function.body):
@@ -240,7 +242,7 @@ class Writer:
                 rows = operands[1].text if len(operands) > 1 else ":"
                 text = f"{place('state', node.attrs['state'])}[{rows}, :{operands[0].text}]"
                 return Expr(f"{text}.clone()" if node.attrs["copied"] else text)
-        return write_op(self, node, operands)
+        return write_op(self, node, operands, self.rules)
 
     def _roots(self, needs: Needs, at: str) -> list[str]:
         roots = ["w"] * needs.weights + ["state"] * needs.state
