@@ -161,3 +161,14 @@ def test_no_cast_makes_an_infinity(values: list[float]) -> None:
             lost = int((~np.isfinite(expected)).sum())
             with pytest.raises(CheckpointError, match=f"w: {lost} of {len(values)} values"):
                 cast(array, dtype, "w")
+
+
+def test_rounding_to_bf16_is_that_of_ml_dtypes() -> None:
+    """Any bits, ties, subnormals and both zeros; NaN and infinity go another way."""
+    drawn = np.random.default_rng(0).integers(0, 1 << 32, 1 << 18, np.uint64).astype(np.uint32)
+    ties = (ALL_BITS.astype(np.uint32) << 16) | 0x8000
+    values = np.concatenate([drawn, ties]).view(np.float32)
+    values = values[np.abs(values) < 3.38e38]
+    for some in (values, values[:0], values[:7]):
+        expected = some.astype(ml_dtypes.bfloat16).view(np.uint16)
+        assert np.array_equal(cast(some, DType.BF16, "w").view(np.uint16), expected)

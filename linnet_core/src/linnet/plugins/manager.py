@@ -38,7 +38,7 @@ D = TypeVar("D", Family, Format, Backend, Exporter, BenchMethod)
 OFFICIAL: Mapping[str, tuple[tuple[type[Descriptor], str], ...]] = {
     "torch": ((Backend, "torch"),),
     "gguf": ((Format, "gguf"), (Exporter, "gguf")),
-    "hf": ((Backend, "transformers"),),
+    "hf": ((Backend, "transformers"), (Exporter, "hf")),
 }
 """Linnet's own plugins that are installed apart: the extra, which is the plugin's name as well,
 and what it offers. It is here so that asking for one says what to install."""

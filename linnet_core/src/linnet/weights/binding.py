@@ -40,6 +40,15 @@ class BoundModel:
     notes: tuple[str, ...] = ()
 
 
+def matrix_dtype(model: BoundModel) -> DType:
+    """The dtype that holds every matrix as it is stored: theirs where they share one, else F32.
+
+    Vectors do not count: a GGUF file has them in f32 whatever its matrices are.
+    """
+    kinds = {p.dtype for p in model.parameters.values() if len(p.shape) > 1}
+    return kinds.pop() if len(kinds) == 1 else DType.F32
+
+
 _SHOWN = 8  # how many names of a kind an error lists
 
 

@@ -29,6 +29,7 @@ _NUMPY: dict[DType, np.dtype[Any]] = {
 _DTYPES = {numpy: dtype for dtype, numpy in _NUMPY.items()}
 _LARGEST_BF16 = float.fromhex("0x1.fep127")
 
+_IN_CACHE = 1 << 15  # elements whose temporaries stay in cache
 _CHUNK = 1 << 20  # elements looked at together: temporaries stay at some MB
 
 
@@ -73,6 +74,8 @@ def cast(array: Array, dtype: DType, name: str) -> Array:
     lost, infinite, largest = 0, 0, 0.0
     for start in range(0, flat.size, _CHUNK):
         before, after = flat[start : start + _CHUNK], result[start : start + _CHUNK]
+        if dtype is DType.BF16 and source is DType.F32 and _round_to_bf16(before, after):
+            continue
         with np.errstate(over="ignore", invalid="ignore"):
             after[:] = before
         if may_overflow and not np.isfinite(after).all():
@@ -89,6 +92,23 @@ def cast(array: Array, dtype: DType, name: str) -> Array:
             f"{largest:g}, stored as {source}){already}; load it as {' or '.join(fits[:2])}"
         )
     return result.reshape(array.shape)
+
+
+def _round_to_bf16(before: Array, after: Array) -> bool:
+    """Round f32 to the nearest bf16, ties to even, by the bits: twice as fast as ml_dtypes.
+
+    False, with nothing done, where a value is not finite or may become so.
+    """
+    if not max(before.max(initial=0), -before.min(initial=0)) < _LARGEST_BF16:
+        return False
+    for start in range(0, before.size, _IN_CACHE):
+        bits = before[start : start + _IN_CACHE].view(np.uint32)
+        rounded = (bits >> 16) & 1
+        rounded += bits
+        rounded += 0x7FFF
+        rounded >>= 16
+        after[start : start + _IN_CACHE].view(np.uint16)[:] = rounded
+    return True
 
 
 def _largest(dtype: DType) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 from linnet.errors import UnavailableError
 from linnet.plugins.interfaces import Artifact
 from linnet.spec.types import DType
-from linnet.weights.binding import BoundModel
+from linnet.weights.binding import BoundModel, matrix_dtype
 from linnet.weights.mapped import OneAtATime
 from linnet.weights.paths import new_folder
 from linnet_gguf import llama_writer, names
@@ -44,7 +44,7 @@ class GGUFExporter:
             raise UnavailableError(
                 f"the gguf exporter has no option {', '.join(unknown)}; it has {', '.join(OPTIONS)}"
             )
-        dtype = options.get("dtype") or stored_dtype(model)
+        dtype = options.get("dtype") or _stored(model)
         if dtype not in FILE_TYPES:
             raise UnavailableError(
                 f"the gguf exporter writes {', '.join(FILE_TYPES)}, not {dtype!r}"
@@ -81,11 +81,10 @@ class GGUFExporter:
         return Artifact(folder, (folder / file,), tuple(text.notes))
 
 
-def stored_dtype(model: BoundModel) -> str:
+def _stored(model: BoundModel) -> str:
     """The dtype that holds every matrix as it is read."""
-    kinds = {p.dtype for p in model.parameters.values() if len(p.shape) > 1}
-    only = kinds.pop() if len(kinds) == 1 else DType.F32
-    return only.value if only.value in FILE_TYPES else DType.F32.value
+    stored = matrix_dtype(model).value
+    return stored if stored in FILE_TYPES else DType.F32.value
 
 
 def _encoding(name: str, shape: tuple[int, ...], dtype: str) -> str:

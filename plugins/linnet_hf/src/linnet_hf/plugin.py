@@ -1,6 +1,6 @@
 """What this distribution offers to Linnet. Imports nothing but Linnet."""
 
-from linnet.plugins.descriptors import Backend, BenchMethod, Capability
+from linnet.plugins.descriptors import Backend, BenchMethod, Capability, Exporter
 from linnet.plugins.hookspecs import hookimpl
 
 
@@ -20,6 +20,21 @@ def linnet_register_backends() -> list[Backend]:
             extra="linnet[hf]",
             priority=-10,
             reference_priority=10,
+            api_version=1,
+        )
+    ]
+
+
+@hookimpl
+def linnet_register_exporters() -> list[Exporter]:
+    """Checkpoints for Transformers, vLLM, SGLang and TGI."""
+    return [
+        Exporter(
+            name="hf",
+            target="linnet_hf.export:TransformersExporter",
+            title="Transformers checkpoint, for vLLM, SGLang and TGI",
+            dtypes=("f32", "bf16", "f16"),
+            extra="linnet[hf]",
             api_version=1,
         )
     ]
