@@ -256,3 +256,16 @@ def test_results_belong_to_the_caller(load: Load) -> None:
     session.run("forward", {"tokens": tokens_of(1, 5, seed=1)})
     np.testing.assert_array_equal(first, kept)
     first[:] = 0  # and may be written
+
+
+@pytest.mark.parametrize("mode", ["eager", "inductor"])
+def test_what_overflowed_in_a_row_does_not_reach_its_next_request(mode: str, load: Load) -> None:
+    """In f16, an infinity left in a cache row; ragged rows make the next prompts masked."""
+    session = load(mode=mode, dtype="f16", rows=2, max_seq=24)
+    for layer in session._state.model.layers:
+        layer.self_attn.cache.k.fill_(torch.inf)
+        layer.self_attn.cache.v.fill_(torch.nan)
+    where = {"rows": ints(0, 1), "starts": ints(0, 0), "lengths": ints(9, 4)}
+    assert np.isfinite(session.run("extend", {"tokens": tokens_of(2, 9), **where})).all()
+    step = {"tokens": ints(1, 2), "positions": ints(9, 4)}
+    assert np.isfinite(session.run("decode", step)).all()

@@ -17,7 +17,7 @@ and the compared one are the same.
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,12 +31,12 @@ from linnet.spec.program import Function, Program
 from linnet.weights.binding import BoundModel
 from linnet.weights.checkpoint import Array
 from linnet_torch import kernels
-from linnet_torch.compiled import Graph, compile_graph
+from linnet_torch.compiled import Graph, Replay, compile_graph
 from linnet_torch.generated import load_module
 from linnet_torch.helpers import sample
 from linnet_torch.lowerings import CPU_PROMPT, CPU_STEP, CPU_STEP_MANY, PLAIN, Lowering
 from linnet_torch.naming import attribute
-from linnet_torch.session import TorchSession
+from linnet_torch.session import TorchSession, at
 from linnet_torch.source import Source, generate
 from linnet_torch.weights import DTYPES
 
@@ -88,8 +88,9 @@ class CompiledSession(TorchSession):
         self._paths = [p.path for p in program.parameters if p.tied_to is None]
         self._fixed = [self._tensors[path] for path in self._paths]
         self._states = [state.path for state in program.states]
-        self._caches = [_at(self._state, path) for path in self._states]
+        self._caches = [at(self._state, path) for path in self._states]
         self._graphs: dict[str, Graph] = {}
+        self._replays: dict[str, Replay] = {}
 
     @property
     def graphs(self) -> Mapping[str, bool]:
@@ -102,7 +103,7 @@ class CompiledSession(TorchSession):
 
     def close(self) -> None:
         """Free weights, caches and graphs."""
-        self._fixed, self._caches, self._graphs = [], [], {}
+        self._fixed, self._caches, self._graphs, self._replays = [], [], {}, {}
         super().close()
 
     def _execute(self, entry: str, inputs: Mapping[str, Array]) -> Tensor:
@@ -134,7 +135,12 @@ class CompiledSession(TorchSession):
         name = "decode" if end == self.granted.max_seq else f"decode-{end}"
         if name not in self._graphs:
             self._graphs[name] = self._compile_step(name, given, end)
-        return self._graphs[name]([*self._fixed, *self._caches], given)
+        fixed = [*self._fixed, *self._caches]
+        if self.granted.mode != "cudagraphs":
+            return self._graphs[name](fixed, given)
+        if name not in self._replays:
+            self._replays[name] = Replay(self._graphs[name], fixed, given)
+        return self._replays[name](given)
 
     # --- prompts ---------------------------------------------------------------------------------
 
@@ -153,7 +159,8 @@ class CompiledSession(TorchSession):
             every = np.zeros(self.granted.rows, np.int32)
             positions = np.full(self.granted.rows, -1, np.int32)
             every[row], positions[row] = tokens[0], start
-            return [output[row : row + 1] for output in self._decode(every, positions)]
+            outputs = self._decode(every, positions)
+            return [output[row : row + 1].clone() for output in outputs]
         views = [cache[row : row + 1, : start + size] for cache in self._caches]
         given = [
             *views,
@@ -262,10 +269,3 @@ def _outputs_of(source: Source, base: str) -> str:
 
 def _tuple(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return outputs if isinstance(outputs, tuple) else (outputs,)
-
-
-def _at(tree: Any, path: str) -> Tensor:
-    """The tensor at a path of a tree."""
-    for name in path.split("."):
-        tree = tree[int(name)] if name.isdecimal() else getattr(tree, name)
-    return cast(Tensor, tree)

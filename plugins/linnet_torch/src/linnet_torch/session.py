@@ -8,7 +8,7 @@ neighbours, and whether they all start at one position and so need no mask.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -92,8 +92,28 @@ class TorchSession:
             tensors["rows"] = rows
         roots = [self._w] * info.weights + [self._state] * info.state
         given = {name: keywords[name] for name in info.keywords}
+        if info.state and "starts" in arrays:
+            self._forget(arrays)
         result: torch.Tensor = getattr(self._module, entry)(*roots, **tensors, **given)
         return result
+
+    def _forget(self, arrays: Mapping[str, Array]) -> None:
+        """Empty the rows that start anew, in f16.
+
+        What overflowed there is infinite, and infinity reaches the next request through masks: a
+        masked position counts 0 times, which is NaN of infinity.
+        """
+        if self.granted.dtype != "f16":
+            return
+        rows = [
+            int(row)
+            for row, start in zip(arrays["rows"], arrays["starts"], strict=True)
+            if start == 0
+        ]
+        for state in self._program.states:
+            cache = at(self._state, state.path)
+            for row in rows:
+                cache[row].zero_()
 
     def _tensor(self, array: Array) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
@@ -108,6 +128,13 @@ class TorchSession:
         self._tensors = {}
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def at(tree: Any, path: str) -> torch.Tensor:
+    """The tensor at a path of a tree."""
+    for name in path.split("."):
+        tree = tree[int(name)] if name.isdecimal() else getattr(tree, name)
+    return cast(torch.Tensor, tree)
 
 
 def plan(inputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Any], slice | None]:
