@@ -76,6 +76,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         beside.mkdir()
         yield beside
+        for path in beside.rglob("*"):
+            _sync(path)
         if folder.exists():
             folder.rmdir()
         beside.rename(folder)
@@ -87,6 +89,13 @@ def new_folder(folder: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file's bytes are on the disk: a name must not be there before them."""
+    if path.is_file():
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
 
 
 def settle(file: BinaryIO) -> None:
