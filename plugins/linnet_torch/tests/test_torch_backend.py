@@ -19,7 +19,7 @@ from linnet.weights.binding import BoundModel, BoundParameter
 from linnet.weights.checkpoint import Array
 from linnet_torch.backend import TorchBackend, default_dtype, find_device, find_dtype
 from linnet_torch.session import TorchSession, plan
-from linnet_torch.weights import read_tensor
+from linnet_torch.weights import DTYPES, fill
 
 Load = Callable[..., TorchSession]
 Bound = Callable[[str], BoundModel]
@@ -29,6 +29,13 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 
 def parameter(values: Array, dtype: DType = DType.F32) -> BoundParameter:
     return BoundParameter("layer.weight", values.shape, dtype, lambda: values)
+
+
+def read(stored: BoundParameter, dtype: DType) -> torch.Tensor:
+    """The parameter as the backend has it."""
+    place = torch.empty(stored.shape, dtype=DTYPES[dtype])
+    fill(place, stored, dtype)
+    return place
 
 
 def stored_as(model: BoundModel, dtype: DType) -> BoundModel:
@@ -95,6 +102,22 @@ def test_no_longest_sequence_is_an_error(bound: Bound) -> None:
         TorchBackend().load(model, LoadOptions())
 
 
+def test_weights_lie_in_one_block_each_on_its_own_cache_line(load: Load) -> None:
+    tensors = load("biases", mode="inductor")._tensors
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors.values()}) == 1
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors.values())
+    assert "model.layers.0.self_attn.q_proj+k_proj+v_proj.weight" in tensors
+
+
+def test_joined_weights_are_their_parts(load: Load) -> None:
+    """Bit for bit, in the order that the product is cut in."""
+    plain, joined = (load("biases", mode=mode)._tensors for mode in ("eager", "inductor"))
+    at = "model.layers.1.self_attn"
+    for local in ("weight", "bias"):
+        parts = torch.cat([plain[f"{at}.{name}_proj.{local}"] for name in "qkv"])
+        assert torch.equal(joined[f"{at}.q_proj+k_proj+v_proj.{local}"], parts)
+
+
 def test_tied_weights_are_one_tensor(load: Load) -> None:
     w = load("tied")._w
     assert w.lm_head.weight is w.model.embed_tokens.weight
@@ -112,7 +135,7 @@ def test_caches_are_empty_and_of_the_run_s_dtype(load: Load) -> None:
 def test_weights_are_copies_of_a_file_s_memory() -> None:
     values = np.ones((2, 3), np.float32)
     values.setflags(write=False)
-    tensor = read_tensor(parameter(values), DType.F32, CPU)
+    tensor = read(parameter(values), DType.F32)
     values.setflags(write=True)
     values[:] = 7
     assert tensor.eq(1).all()
@@ -125,7 +148,7 @@ def test_casts_are_those_of_pytorch(source: Any, target: DType, transposed: bool
     values = np.random.default_rng(0).standard_normal((7, 5)).astype(source)
     values = values.T if transposed else values
     kind = {np.float32: DType.F32, np.float16: DType.F16, ml_dtypes.bfloat16: DType.BF16}[source]
-    tensor = read_tensor(parameter(values, kind), target, CPU)
+    tensor = read(parameter(values, kind), target)
     dtypes = {DType.F32: torch.float32, DType.BF16: torch.bfloat16, DType.F16: torch.float16}
     wide = torch.from_numpy(values.astype(np.float32).copy())
     assert tensor.dtype is dtypes[target]
@@ -136,7 +159,7 @@ def test_casts_are_those_of_pytorch(source: Any, target: DType, transposed: bool
 def test_weights_out_of_range_are_refused() -> None:
     values = np.array([[1.0, 70000.0]], np.float32)
     with pytest.raises(CheckpointError, match=r"layer\.weight: 1 of 2 values do not fit f16"):
-        read_tensor(parameter(values), DType.F16, CPU)
+        read(parameter(values), DType.F16)
 
 
 def test_source_reads_no_weights(bound: Bound) -> None:

@@ -50,13 +50,15 @@ def versions() -> dict[str, str]:
 def read_bandwidth(threads: int, *, size: int = 128 << 20, repeats: int = 5) -> float:
     """Bytes per second that ``threads`` threads read from memory: the best of ``repeats``.
 
-    Each thread takes the largest of its own buffer of ``size`` bytes, which is larger than the
-    caches: NumPy's vectorised maximum reads as fast as a plain loop of loads does.
+    Each thread takes the bitwise or of its own buffer of ``size`` bytes, which is larger than the
+    caches: of NumPy's reductions it reads the fastest, and faster than a plain loop of loads.
     """
-    buffers = [np.ones(size // 4, np.float32) for _ in range(threads)]
+    buffers = [np.ones(size // 8, np.int64) for _ in range(threads)]
     best = 0.0
     for _ in range(repeats):
-        workers = [threading.Thread(target=np.max, args=(buffer,)) for buffer in buffers]
+        workers = [
+            threading.Thread(target=np.bitwise_or.reduce, args=(buffer,)) for buffer in buffers
+        ]
         start = time.perf_counter()
         for worker in workers:
             worker.start()

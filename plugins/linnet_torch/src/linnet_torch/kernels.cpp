@@ -34,10 +34,10 @@ constexpr int LANES = 16;
 using f32s = float __attribute__((vector_size(LANES * 4)));
 using i32s = int32_t __attribute__((vector_size(LANES * 4)));
 
-constexpr int ROWS = 4;              // rows of a weight that are read at once
-constexpr int64_t AHEAD = 8192;      // bytes: the best of 0, 2, 4, 8, 12 and 16 KB where measured
+constexpr int64_t AHEAD = 16 << 10;  // bytes: the best of 2 to 32 KB where it was measured
 constexpr int64_t GRAIN = 32 << 10;  // bytes of a weight: less is not worth a thread
 constexpr int64_t CHUNK = 64;        // positions of a cache that one thread takes at a time
+constexpr int KEYS = 4;              // of which so many are multiplied together
 
 struct BF16 {
   uint16_t bits;
@@ -140,7 +140,7 @@ inline void product(const T* w, int64_t step, const typename Dot<T>::X* x, int64
   for (; k + D::STEP <= K; k += D::STEP) {
     for (int n = 0; n < N; n++) {
       const T* p = w + n * step + k;
-      __builtin_prefetch(reinterpret_cast<const char*>(p) + AHEAD);
+      __builtin_prefetch(reinterpret_cast<const char*>(p) + AHEAD, 0, 2);  // to the second level
       auto weight = D::read(p);
       for (int b = 0; b < B; b++) total[b][n] = D::add(total[b][n], weight, D::read_x(x + b * K + k));
     }
@@ -155,40 +155,33 @@ inline void product(const T* w, int64_t step, const typename Dot<T>::X* x, int64
 template <typename T, int B>
 void linear_rows(const T* w, const typename Dot<T>::X* x, const T* bias, T* y, int64_t N,
                  int64_t K) {
-  int64_t groups = (N + ROWS - 1) / ROWS;
-  int64_t grain = std::max<int64_t>(1, GRAIN / (ROWS * K * static_cast<int64_t>(sizeof(T))));
-  torch::stable::parallel_for(0, groups, grain, [&](int64_t first, int64_t last) {
-    auto finish = [&](float value, int64_t b, int64_t n) {
-      put(y + b * N + n, bias ? value + one(bias + n) : value);
-    };
-    int64_t n = first * ROWS, end = std::min(last * ROWS, N);
-    for (; n + ROWS <= end; n += ROWS) {
-      float result[B][ROWS];
-      product<T, ROWS, B>(w + n * K, K, x, K, result);
-      for (int b = 0; b < B; b++)
-        for (int i = 0; i < ROWS; i++) finish(result[b][i], b, n + i);
-    }
-    for (; n < end; n++) {
+  int64_t grain = std::max<int64_t>(1, GRAIN / (K * static_cast<int64_t>(sizeof(T))));
+  torch::stable::parallel_for(0, N, grain, [&](int64_t first, int64_t last) {
+    for (int64_t n = first; n < last; n++) {
       float result[B][1];
       product<T, 1, B>(w + n * K, K, x, K, result);
-      for (int b = 0; b < B; b++) finish(result[b][0], b, n);
+      for (int b = 0; b < B; b++)
+        put(y + b * N + n, bias ? result[b][0] + one(bias + n) : result[b][0]);
     }
   });
 }
 
 template <typename T>
 void linear_of(const Tensor& x, const Tensor& w, const Tensor* bias, Tensor& y) {
-  int64_t N = w.size(0), K = w.size(1), M = x.numel() / K;
+  const int64_t N = w.size(0), K = w.size(1), M = x.numel() / K;
   auto rows = rows_of(static_cast<const T*>(x.const_data_ptr()), M * K);
   auto* weight = static_cast<const T*>(w.const_data_ptr());
   auto* offset = bias ? static_cast<const T*>(bias->const_data_ptr()) : nullptr;
   auto* result = static_cast<T*>(y.mutable_data_ptr());
   int64_t m = 0;
-  for (; m + 4 <= M; m += 4)
-    linear_rows<T, 4>(weight, &rows[m * K], offset, result + m * N, N, K);
-  for (; m + 2 <= M; m += 2)
-    linear_rows<T, 2>(weight, &rows[m * K], offset, result + m * N, N, K);
-  for (; m < M; m++) linear_rows<T, 1>(weight, &rows[m * K], offset, result + m * N, N, K);
+  auto sweep = [&]<int B>() {
+    for (; m + B <= M; m += B)
+      linear_rows<T, B>(weight, &rows[m * K], offset, result + m * N, N, K);
+  };
+  sweep.template operator()<8>();
+  sweep.template operator()<4>();
+  sweep.template operator()<2>();
+  sweep.template operator()<1>();
 }
 
 Tensor linear(const Tensor& x_given, const Tensor& w, const std::optional<Tensor>& bias) {
@@ -252,11 +245,11 @@ void attend_chunk(const typename Dot<T>::X* q, const T* k, int64_t k_step, const
                   int64_t v_step, int64_t count, int64_t D, float scale, float* sums, Part* parts) {
   float p[G][CHUNK];
   int64_t t = 0;
-  for (; t + ROWS <= count; t += ROWS) {
-    float score[G][ROWS];
-    product<T, ROWS, G>(k + t * k_step, k_step, q, D, score);
+  for (; t + KEYS <= count; t += KEYS) {
+    float score[G][KEYS];
+    product<T, KEYS, G>(k + t * k_step, k_step, q, D, score);
     for (int g = 0; g < G; g++)
-      for (int i = 0; i < ROWS; i++) p[g][t + i] = score[g][i] * scale;
+      for (int i = 0; i < KEYS; i++) p[g][t + i] = score[g][i] * scale;
   }
   for (; t < count; t++) {
     float score[G][1];
