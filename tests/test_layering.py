@@ -30,6 +30,7 @@ LAYERS: dict[str, set[str]] = {
     "nest": PLUGIN_HOST | {"nest"},
     "runtime": PLUGIN_HOST | {"nest", "runtime"},
     "reference": PLUGIN_HOST | {"runtime", "reference"},
+    "verification": PLUGIN_HOST | {"runtime", "distance", "verification"},
     "bench": PLUGIN_HOST | {"nest", "runtime", "distance", "bench", "__init__"},
     "cli": PLUGIN_HOST | {"nest", "runtime", "distance", "bench", "cli", "__init__"},
     "testing": PLUGIN_HOST | {"models", "runtime", "reference", "distance", "testing"},
@@ -100,6 +101,14 @@ def test_the_layers_of_the_core() -> None:
     assert complaints == []
 
 
+def test_scripts_for_other_environments_import_nothing_of_linnet() -> None:
+    scripts = [path for package in PLUGINS for path in sources(package) if "engines" in path.parts]
+    assert scripts
+    for path in scripts:
+        for line, module in imports(path):
+            assert not module.startswith("linnet"), complaint(path, line, module, "runs elsewhere")
+
+
 @pytest.mark.parametrize("package", [CORE, *PLUGINS], ids=lambda path: path.name)
 def test_only_declared_dependencies_are_imported(package: Path) -> None:
     own = {path.name for path in (package / "src").iterdir()}
@@ -108,6 +117,8 @@ def test_only_declared_dependencies_are_imported(package: Path) -> None:
     complaints = []
     for path in sources(package):
         testing = "linnet/testing/" in path.as_posix()
+        if "engines" in path.parts:
+            continue  # runs in another engine's environment: see the next test
         for line, module in imports(path):
             top = module.partition(".")[0]
             if top not in allowed and not (testing and top in TESTING_TOOLS):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from linnet import distance
-from linnet.distance import compare, compare_tokens
+from linnet.distance import compare, compare_logprobs, compare_tokens
 from linnet.errors import ComparisonError
 
 LN2, LN3 = math.log(2), math.log(3)
@@ -225,3 +225,47 @@ def test_no_bound_holds_for_what_is_not_finite(x, where, bad, bound) -> None:
     y = x.copy()
     y[where] = bad
     assert not compare(x, y).within(bound)
+
+
+def listed(logits: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    wide = logits.astype(np.float64)
+    logprobs = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
+    ids = np.argsort(-logprobs, axis=-1)[:, :count]
+    return ids, np.take_along_axis(logprobs, ids, axis=-1)
+
+
+def test_logprobs_of_every_token_say_what_logits_do() -> None:
+    draw = np.random.default_rng(4)
+    reference = draw.standard_normal((20, 33)).astype(np.float32)
+    other = (reference + 0.1 * draw.standard_normal((20, 33))).astype(np.float32)
+    full = compare(reference, other)
+    found = compare_logprobs(reference, *listed(other, 33))
+    assert found.kl == pytest.approx(full.kl, rel=1e-6)
+    assert found.kl_max == pytest.approx(full.kl_max, rel=1e-6)
+    assert found.top1 == full.top1
+    assert found.first_divergence == full.first_divergence[0]
+    some = compare_logprobs(reference, *listed(other, 10))
+    assert 0 < some.kl <= full.kl and (some.listed, some.vocab) == (10, 33)
+
+
+def test_logprobs_that_are_the_same_are_no_distance() -> None:
+    reference = np.random.default_rng(4).standard_normal((5, 9))
+    found = compare_logprobs(reference, *listed(reference, 3))
+    assert (found.top1, found.first_divergence) == (1.0, None)
+    assert found.kl == pytest.approx(0, abs=1e-12) and found.max_abs == pytest.approx(0, abs=1e-12)
+
+
+def test_logprobs_that_are_none_are_refused() -> None:
+    reference = np.random.default_rng(4).standard_normal((5, 9))
+    ids, logprobs = listed(reference, 3)
+    twice, high, infinite = ids.copy(), ids.copy(), logprobs.copy()
+    twice[2, 1], high[0, 0], infinite[1, 1] = twice[2, 0], 9, -np.inf
+    for arguments, message in (
+        ((reference[:4], ids, logprobs), "listed for 4 positions"),
+        ((reference, twice, logprobs), "twice"),
+        ((reference, high, logprobs), "that is none"),
+        ((reference, ids, infinite), "that is none"),
+        ((reference * np.nan, ids, logprobs), "not finite"),
+    ):
+        with pytest.raises(ComparisonError, match=message):
+            compare_logprobs(*arguments)

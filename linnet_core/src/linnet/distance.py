@@ -300,3 +300,78 @@ def compare_tokens(
     if not tokens:
         raise ComparisonError("there are no tokens to compare")
     return TokenDistance(tokens, equal / tokens, tuple(first))
+
+
+@dataclass(frozen=True)
+class LogprobDistance:
+    """How far an engine's listed log-probabilities are from the reference's logits.
+
+    ``listed`` tokens are compared at each position, of ``vocab``. ``max_abs`` is of the difference
+    of log-probabilities of those that are likely: ``LIKELY`` or more to either. ``kl`` and
+    ``kl_max`` are KL(reference || other) in nats, of the distribution over the listed tokens and
+    the rest as one: exact when all are listed, a lower bound otherwise. ``top1`` and
+    ``first_divergence`` are as in ``Distance``.
+    """
+
+    positions: int
+    listed: int
+    vocab: int
+    max_abs: float
+    kl: float
+    kl_max: float
+    top1: float
+    first_divergence: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+
+LIKELY = 1e-6
+"""Probability below which a token's log-probability says nothing of what an engine will choose."""
+
+
+def compare_logprobs(reference: Array, ids: Array, logprobs: Array) -> LogprobDistance:
+    """How far an engine is that lists its likeliest tokens: for those that give no logits.
+
+    ``reference`` are logits f32 or f64 ``[S, V]``; ``ids`` integers and ``logprobs`` floats
+    ``[S, K]``, each token at most once in a row, in nats, over the whole vocabulary. Raises
+    ComparisonError for what does not fit, and for a number that is not finite.
+    """
+    if reference.ndim != 2 or not reference.size:
+        raise ComparisonError(f"logits are [positions, vocab]; these are {list(reference.shape)}")
+    count, vocab = reference.shape
+    if ids.shape != logprobs.shape or ids.ndim != 2 or len(ids) != count or not ids.size:
+        raise ComparisonError(
+            f"{list(ids.shape)} ids and {list(logprobs.shape)} log-probabilities were listed for "
+            f"{count} positions"
+        )
+    if ids.min() < 0 or ids.max() >= vocab or not np.isfinite(logprobs).all():
+        raise ComparisonError("the engine listed a token or a log-probability that is none")
+    if not np.isfinite(reference).all():
+        raise ComparisonError("the reference has logits that are not finite")
+    if any(len(np.unique(row)) != ids.shape[1] for row in ids):
+        raise ComparisonError("the engine listed a token twice for one position")
+    log_p = np.take_along_axis(_log_softmax(reference.astype(np.float64)), ids, axis=-1)
+    log_q = logprobs.astype(np.float64)
+    p, q = np.exp(log_p), np.exp(log_q)
+    terms = p * (log_p - log_q)
+    kl = terms.sum(axis=-1)
+    if ids.shape[1] < vocab:
+        rest_p = np.maximum(1 - p.sum(axis=-1), 1e-12)
+        rest_q = np.maximum(1 - q.sum(axis=-1), 1e-12)
+        kl += rest_p * np.log(rest_p / rest_q)
+    kl = np.maximum(kl, 0.0)
+    likely = np.maximum(p, q) >= LIKELY
+    chosen = np.take_along_axis(ids, log_q.argmax(axis=-1)[:, None], axis=-1)
+    agrees = np.take_along_axis(reference, chosen, axis=-1)[:, 0] == reference.max(axis=-1)
+    return LogprobDistance(
+        positions=count,
+        listed=ids.shape[1],
+        vocab=vocab,
+        max_abs=float(np.abs(log_p - log_q)[likely].max()),
+        kl=float(kl.mean()),
+        kl_max=float(kl.max()),
+        top1=float(agrees.mean()),
+        first_divergence=None if agrees.all() else int(agrees.argmin()),
+    )

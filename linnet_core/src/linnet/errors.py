@@ -47,3 +47,7 @@ class RequestError(LinnetError):
 
 class ComparisonError(LinnetError):
     """Two outputs cannot be compared: their shapes differ, or the reference is not finite."""
+
+
+class VerificationError(LinnetError):
+    """An export that was run by its target engine, and is too far from the model it is made of."""

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import linnet
-from linnet.errors import CheckpointError, UnavailableError
+from linnet.errors import CheckpointError, UnavailableError, VerificationError
 from linnet.models.llama import Llama
 from linnet.plugins.interfaces import LoadOptions
 from linnet.runtime.load import bind
@@ -23,6 +23,7 @@ from linnet.testing.text import f0_text
 from linnet.weights.binding import BoundModel
 from linnet.weights.checkpoint import Checkpoint, StoredTensor
 from linnet.weights.dtypes import cast
+from linnet_hf import export
 from linnet_hf.backend import VERSION, TransformersBackend
 
 LLAMA3 = {
@@ -178,6 +179,10 @@ def test_what_is_asked_wrongly_is_refused_and_nothing_is_left(tmp_path: Path) ->
     ):
         with pytest.raises(UnavailableError, match=message):
             linnet.hf.export(f0(), tmp_path / "out", **options)
+    with pytest.raises(UnavailableError, match="sliding window of 32 tokens"):
+        linnet.hf.export(f0(sliding_window=32), tmp_path / "out")
+    with pytest.raises(UnavailableError, match="can run transformers, vllm on what it writes"):
+        linnet.hf.export(f0(), tmp_path / "out", verify="tgi")
     broken = f0()
     name = "model.norm.weight"
     values = np.full(48, 1e30, np.float32)
@@ -188,4 +193,32 @@ def test_what_is_asked_wrongly_is_refused_and_nothing_is_left(tmp_path: Path) ->
     broken = Llama().bind(Checkpoint(Path("f0"), "memory", broken.checkpoint.config, tensors))
     with pytest.raises(CheckpointError, match="48 of 48 values do not fit f16"):
         linnet.hf.export(broken, tmp_path / "out", dtype="f16")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_verified_by_transformers(dtype: str, tmp_path: Path) -> None:
+    """In a process that loads the folder as anyone would: the very logits, and every text's ids."""
+    artifact = linnet.hf.export(f0(), tmp_path / "out", dtype=dtype, verify=True)
+    written = json.loads((tmp_path / "out" / "linnet-export.json").read_text())
+    assert tmp_path / "out" / "linnet-export.json" in artifact.files
+    assert written["distance"]["max_abs"] == 0 and written["distance"]["positions"] == 512
+    assert written["texts"] == {"compared": 60, "differing": []}
+    assert written["engine"] == "transformers" and "transformers" in written["versions"]
+
+
+def test_an_export_that_differs_is_not_kept(tmp_path: Path, monkeypatch: Any) -> None:
+    """As if the writer had a fault: one norm is written scaled."""
+    model = f0()
+    name = "model.layers.1.input_layernorm.weight"
+    honest = export._entry
+
+    def faulty(parameter: Any, *rest: Any) -> Any:
+        entry = honest(parameter, *rest)
+        scaled = parameter.path == name
+        return entry._replace(read=lambda: entry.read() * np.float32(1.01)) if scaled else entry
+
+    monkeypatch.setattr(export, "_entry", faulty)
+    with pytest.raises(VerificationError, match=r"max_abs is .*, above 0; nothing was written"):
+        linnet.hf.export(model, tmp_path / "out", verify="transformers")
     assert not list(tmp_path.iterdir())

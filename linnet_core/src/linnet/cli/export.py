@@ -1,5 +1,6 @@
 """``linnet export EXPORTER MODEL -o DIR``: a model for another engine."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +30,10 @@ def export(
     dtype: Annotated[
         str | None, typer.Option(help="An encoding of the exporter; as stored when left out.")
     ] = None,
+    verify: Annotated[
+        str | None,
+        typer.Option(metavar="ENGINE", help="Run this engine on it, and fail if it is far off."),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Another option; may be given again."),
@@ -44,7 +49,13 @@ def export(
     if dtype is not None:
         options["dtype"] = dtype
     manager = plugin_manager()
-    named = NamedExporter(manager.exporter(exporter), manager.implementation)
+    descriptor = manager.exporter(exporter)
+    if verify is not None:
+        if verify not in descriptor.engines:
+            engines = ", ".join(descriptor.engines) or "none"
+            raise typer.BadParameter(f"--verify {verify!r}: {exporter} can run {engines}")
+        options["verify"] = verify
+    named = NamedExporter(descriptor, manager.implementation)
     bound = bind(model, report=note)
     for line in (*bound.checkpoint.notes, *bound.notes):
         note(f"note: {line}")
@@ -68,7 +79,33 @@ def show(artifact: "Artifact", as_json: bool) -> None:
         note(f"note: {line}")
     if as_json:
         files = [{"path": str(path), "bytes": path.stat().st_size} for path in artifact.files]
-        print_json({"folder": str(artifact.folder), "files": files, "notes": artifact.notes})
+        print_json(
+            {
+                "folder": str(artifact.folder),
+                "files": files,
+                "notes": artifact.notes,
+                "verification": artifact.verification,
+            }
+        )
         return
     for path in artifact.files:
         print(path)
+    if artifact.verification is not None:
+        for line in verified(artifact.verification):
+            print(line)
+
+
+def verified(verification: Mapping[str, Any]) -> list[str]:
+    """The distance of the engine that was run, in lines."""
+    distance = verification["distance"]
+    first = distance["first_divergence"]
+    first = first[0] if isinstance(first, list | tuple) else first
+    texts, engine = verification["texts"], verification["engine"]
+    return [
+        f"{engine} ({verification['versions']}) against {verification['reference']}:",
+        f"  top-1 agreement {distance['top1']:.4f} over {distance['positions']} positions, "
+        f"first divergence {'none' if first is None else f'at {first}'}",
+        f"  KL {distance['kl']:.3g}, max abs {distance['max_abs']:.3g}"
+        + (f" ({distance['listed']} likeliest tokens)" if "listed" in distance else ""),
+        f"  token ids of {texts['compared']} texts: {len(texts['differing'])} differ",
+    ]

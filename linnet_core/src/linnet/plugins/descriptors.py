@@ -85,12 +85,16 @@ class Backend:
 
 @dataclass(frozen=True)
 class Exporter:
-    """Writes a bound model for another engine. ``target`` is an ``ExporterInterface``."""
+    """Writes a bound model for another engine. ``target`` is an ``ExporterInterface``.
+
+    ``engines`` are those that can be run on what was written: values of the option ``verify``.
+    """
 
     name: str
     target: str
     title: str
     dtypes: tuple[str, ...]
+    engines: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
     extra: str = ""
     api_version: int = field(kw_only=True)

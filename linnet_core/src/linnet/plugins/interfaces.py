@@ -114,11 +114,16 @@ class BackendInterface(Protocol):
 
 @dataclass(frozen=True)
 class Artifact:
-    """What an export wrote; ``notes`` are what the target does otherwise, or does not read."""
+    """What an export wrote.
+
+    ``notes`` are what the target does otherwise, or does not read. ``verification`` is the content
+    of ``linnet-export.json``, where the target was run on the artifact.
+    """
 
     folder: Path
     files: tuple[Path, ...]
     notes: tuple[str, ...] = ()
+    verification: Mapping[str, Any] | None = None
 
 
 class ExporterInterface(Protocol):

@@ -7,6 +7,8 @@ from typing import Any
 from linnet.errors import UnavailableError
 from linnet.plugins.interfaces import Artifact
 from linnet.spec.types import DType
+from linnet.verification.engine import Engine, verifier
+from linnet.verification.verify import Bound, save, verify
 from linnet.weights.binding import BoundModel, matrix_dtype
 from linnet.weights.mapped import OneAtATime
 from linnet.weights.paths import new_folder
@@ -21,7 +23,18 @@ FILE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "bf16": 32}
 """The dtypes that are written, and ``general.file_type`` for each."""
 OUTER = ("token_embd.weight", "output.weight")
 """Matrices that decide most: beside 4-bit blocks, llama.cpp's own converter keeps them finer."""
-OPTIONS = ("dtype", "name", "pre_tokenizer")
+OPTIONS = ("dtype", "name", "pre_tokenizer", "verify", "engine_python")
+LLAMACPP = Engine("llamacpp", Path(__file__).parent / "engines" / "llamacpp.py", "xllamacpp")
+BOUNDS = {
+    "f32": Bound(top1=0.99, kl=1e-3),
+    "f16": Bound(top1=0.99, kl=1e-3),
+    "bf16": Bound(top1=0.99, kl=1e-3),
+    "q8_0": Bound(top1=0.97, kl=1e-2),
+    "q4_0": Bound(top1=0.6, kl=1.0),
+    "q4_1": Bound(top1=0.6, kl=1.0),
+}
+"""What llama.cpp must hold against the model before its numbers were encoded: 4-bit blocks change a
+model, and their bound tells a changed one from a broken one."""
 
 
 class GGUFExporter:
@@ -44,6 +57,7 @@ class GGUFExporter:
             raise UnavailableError(
                 f"the gguf exporter has no option {', '.join(unknown)}; it has {', '.join(OPTIONS)}"
             )
+        engine = verifier(options, {"llamacpp": LLAMACPP})
         dtype = options.get("dtype") or _stored(model)
         if dtype not in FILE_TYPES:
             raise UnavailableError(
@@ -78,7 +92,15 @@ class GGUFExporter:
         with new_folder(folder) as beside:
             write_gguf(beside / file, architecture.ARCH, metadata, tensors)
             stream.close()
-        return Artifact(folder, (folder / file,), tuple(text.notes))
+            verification = None
+            if engine is not None:
+                verification = verify(
+                    model, beside / file, engine, BOUNDS[dtype], python=options.get("engine_python")
+                )
+                save(verification, beside)
+            written = sorted(path.name for path in beside.iterdir())
+        files = tuple(folder / name for name in written)
+        return Artifact(folder, files, tuple(text.notes), verification)
 
 
 def _stored(model: BoundModel) -> str:

@@ -29,6 +29,7 @@ def linnet_register_exporters() -> list[Exporter]:
             dtypes=("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1"),
             requires=("gguf",),
             extra="linnet[gguf]",
+            engines=("llamacpp",),
             api_version=1,
         )
     ]

@@ -13,6 +13,8 @@ import numpy as np
 from linnet.errors import UnavailableError
 from linnet.plugins.interfaces import Artifact
 from linnet.spec.types import DType
+from linnet.verification.engine import Engine, verifier
+from linnet.verification.verify import Bound, Reference, save, verify
 from linnet.weights.binding import BoundModel, BoundParameter, matrix_dtype
 from linnet.weights.checkpoint import Array
 from linnet.weights.dtypes import cast
@@ -23,8 +25,13 @@ from linnet_hf.export_text import write_json, write_text_files
 
 DTYPES = {DType.F32: "float32", DType.BF16: "bfloat16", DType.F16: "float16"}
 """The dtypes that are written, and Transformers' names for them."""
-OPTIONS = ("dtype", "max_shard_bytes")
+OPTIONS = ("dtype", "max_shard_bytes", "verify", "engine_python")
 MAX_SHARD = 5_000_000_000
+SCRIPTS = Path(__file__).parent / "engines"
+ENGINES = {
+    "transformers": Engine("transformers", SCRIPTS / "transformers_engine.py", "transformers"),
+    "vllm": Engine("vllm", SCRIPTS / "vllm_engine.py", "vllm"),
+}
 NOT_CARRIED = ("auto_map", "_name_or_path")
 """Config keys that name files or places the export does not have."""
 
@@ -33,7 +40,8 @@ class TransformersExporter:
     """Writes config, safetensors, tokenizer, chat template and generation config.
 
     Options: ``dtype``, as stored when left out; ``max_shard_bytes``, above which the tensors are
-    split over several files (5 GB).
+    split over several files (5 GB); ``verify``, ``transformers`` (or true) or ``vllm``, to run it
+    on what was written, in the environment of ``engine_python`` (see ``linnet.verification``).
     """
 
     def export(self, model: BoundModel, folder: Path, options: Mapping[str, Any]) -> Artifact:
@@ -48,6 +56,8 @@ class TransformersExporter:
             raise UnavailableError(
                 f"the hf exporter has no option {', '.join(unknown)}; it has {', '.join(OPTIONS)}"
             )
+        engine = verifier(options, ENGINES)
+        _refuse_what_is_not_read(model)
         dtype = _dtype(options.get("dtype"), model)
         limit = _limit(options.get("max_shard_bytes", MAX_SHARD))
         stream = OneAtATime()
@@ -59,8 +69,38 @@ class TransformersExporter:
             write_text_files(model, beside)
             write_sharded(beside, entries, max_shard_bytes=limit)
             stream.close()
+            verification = None
+            if engine is not None:
+                verification = _verify(model, beside, engine, dtype, options.get("engine_python"))
             names = sorted(path.name for path in beside.iterdir())
-        return Artifact(folder, tuple(folder / name for name in names), tuple(notes))
+        return Artifact(folder, tuple(folder / name for name in names), tuple(notes), verification)
+
+
+def _verify(
+    model: BoundModel, folder: Path, engine: Engine, dtype: DType, python: str | None
+) -> dict[str, Any]:
+    """Run an engine on the folder; what was measured is written into it.
+
+    Transformers must give the very logits that it gives for the model itself, in the same dtype.
+    vLLM has kernels of its own, in that dtype, and is measured by the model in f32.
+    """
+    if engine.name == "transformers":
+        bound, reference = Bound(top1=1, max_abs=0), Reference(dtype.value, "transformers")
+    else:
+        bound, reference = Bound(top1=0.97, kl=1e-2), Reference()
+    verification = verify(model, folder, engine, bound, reference=reference, python=python)
+    save(verification, folder)
+    return verification
+
+
+def _refuse_what_is_not_read(model: BoundModel) -> None:
+    windows = [w for w in model.describe.get("windows", ()) if w is not None]
+    longest = model.max_positions or 0
+    if model.checkpoint.config.get("model_type") == "llama" and any(w < longest for w in windows):
+        raise UnavailableError(
+            f"the model has a sliding window of {min(windows)} tokens, which Transformers' Llama "
+            "does not read: it would see all of them"
+        )
 
 
 def _dtype(asked: str | None, model: BoundModel) -> DType:

@@ -35,6 +35,7 @@ def linnet_register_exporters() -> list[Exporter]:
             title="Transformers checkpoint, for vLLM, SGLang and TGI",
             dtypes=("f32", "bf16", "f16"),
             extra="linnet[hf]",
+            engines=("transformers", "vllm"),
             api_version=1,
         )
     ]
