@@ -30,7 +30,7 @@ LAYERS: dict[str, set[str]] = {
     "nest": PLUGIN_HOST | {"nest"},
     "runtime": PLUGIN_HOST | {"nest", "runtime"},
     "reference": PLUGIN_HOST | {"runtime", "reference"},
-    "verification": PLUGIN_HOST | {"runtime", "distance", "verification"},
+    "verification": PLUGIN_HOST | {"nest", "runtime", "distance", "verification"},
     "bench": PLUGIN_HOST | {"nest", "runtime", "distance", "bench", "__init__"},
     "cli": PLUGIN_HOST | {"nest", "runtime", "distance", "bench", "cli", "__init__"},
     "testing": PLUGIN_HOST | {"models", "runtime", "reference", "distance", "testing"},
@@ -109,6 +109,22 @@ def test_scripts_for_other_environments_import_nothing_of_linnet() -> None:
             assert not module.startswith("linnet"), complaint(path, line, module, "runs elsewhere")
 
 
+def test_peers_import_only_linnet_and_their_own_at_the_top() -> None:
+    """Their modules are imported in two environments, of which neither has all of the other's."""
+    peers = [(p, path) for p in PLUGINS for path in sources(p) if "peers" in path.parts]
+    assert peers
+    for package, path in peers:
+        allowed = {"linnet", "numpy", package.name, *sys.stdlib_module_names}
+        tops = [
+            module
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for module in [getattr(node, "module", None) or node.names[0].name]
+        ]
+        for module in tops:
+            assert module.partition(".")[0] in allowed, complaint(path, 1, module, "at the top")
+
+
 @pytest.mark.parametrize("package", [CORE, *PLUGINS], ids=lambda path: path.name)
 def test_only_declared_dependencies_are_imported(package: Path) -> None:
     own = {path.name for path in (package / "src").iterdir()}
@@ -117,8 +133,8 @@ def test_only_declared_dependencies_are_imported(package: Path) -> None:
     complaints = []
     for path in sources(package):
         testing = "linnet/testing/" in path.as_posix()
-        if "engines" in path.parts:
-            continue  # runs in another engine's environment: see the next test
+        if {"engines", "peers"} & set(path.parts):
+            continue  # runs in another engine's environment: see the two tests above
         for line, module in imports(path):
             top = module.partition(".")[0]
             if top not in allowed and not (testing and top in TESTING_TOOLS):

@@ -34,7 +34,7 @@ NUMPY = Reference("f32", "reference")
 
 @pytest.fixture
 def model() -> BoundModel:
-    checkpoint = random_checkpoint(f0_config(max_position_embeddings=40), seed=1)
+    checkpoint = random_checkpoint(f0_config(max_position_embeddings=41), seed=1)
     return Llama().bind(replace(checkpoint, text=f0_text()))
 
 
@@ -125,7 +125,7 @@ def test_logits_that_are_not_finite_never_pass(
 def test_without_a_tokenizer_random_ids_do(engine: Engine, tmp_path: Path) -> None:
     model = Llama().bind(random_checkpoint(f0_config(), seed=1))
     tokens = probe_tokens(model, None)
-    assert tokens.shape == (1, 512) and tokens.dtype == np.int32 and tokens.max() < 136
+    assert tokens.shape == (1, 511) and tokens.dtype == np.int32 and tokens.max() < 136
 
 
 def test_an_engine_that_fails_says_how(tmp_path: Path) -> None:
@@ -139,7 +139,9 @@ def test_an_engine_that_is_not_there_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine("nowhere", tmp_path / "x.py", "module_of_nowhere")
-    with pytest.raises(UnavailableError, match="set LINNET_NOWHERE_PYTHON to its Python"):
+    with pytest.raises(
+        UnavailableError, match="`linnet bench setup nowhere`, or set LINNET_NOWHERE_"
+    ):
         verifier({"verify": True}, {"nowhere": engine})
     monkeypatch.setenv("LINNET_NOWHERE_PYTHON", str(tmp_path / "python"))
     with pytest.raises(UnavailableError, match="python, which is to run nowhere, does not exist"):

@@ -202,7 +202,7 @@ def test_verified_by_transformers(dtype: str, tmp_path: Path) -> None:
     artifact = linnet.hf.export(f0(), tmp_path / "out", dtype=dtype, verify=True)
     written = json.loads((tmp_path / "out" / "linnet-export.json").read_text())
     assert tmp_path / "out" / "linnet-export.json" in artifact.files
-    assert written["distance"]["max_abs"] == 0 and written["distance"]["positions"] == 512
+    assert written["distance"]["max_abs"] == 0 and written["distance"]["positions"] == 511
     assert written["texts"] == {"compared": 60, "differing": []}
     assert written["engine"] == "transformers" and "transformers" in written["versions"]
 

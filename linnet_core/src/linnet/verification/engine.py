@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from linnet.errors import UnavailableError
+from linnet.nest.sources import cache_root
 from linnet.weights.checkpoint import Array
 
 TIMEOUT_S = 1800
@@ -47,11 +48,14 @@ class Engine:
             if not path.is_file():
                 raise UnavailableError(f"{path}, which is to run {self.name}, does not exist")
             return path
+        made = cache_root() / "environments" / self.name
+        if (made / "environment.json").is_file():
+            return made / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
         if find_spec(self.module) is not None:
             return Path(sys.executable)
         raise UnavailableError(
-            f"{self.name} is not installed here: make an environment that has the module "
-            f"{self.module} and set {variable} to its Python"
+            f"{self.name} is not installed here: make its environment with `linnet bench setup "
+            f"{self.name}`, or set {variable} to a Python that has the module {self.module}"
         )
 
 

@@ -118,7 +118,8 @@ def save(content: Mapping[str, Any], folder: Path) -> Path:
 
 def probe_tokens(model: BoundModel, tokenizer: Tokenizer | None) -> Array:
     """Token ids i32 ``[1, S]``: of a text, as often as it takes, or random ones."""
-    count = min(POSITIONS, model.max_positions or POSITIONS)
+    # Engines want room for the token that follows.
+    count = max(1, min(POSITIONS, (model.max_positions or POSITIONS + 1) - 1))
     if tokenizer is None:
         return np.random.default_rng(SEED).integers(0, model.vocab, (1, count), dtype=np.int32)
     ids = tokenizer.encode(TEXT)

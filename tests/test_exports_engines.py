@@ -1,0 +1,98 @@
+"""Exports run by the engines they are for; those that are not installed are skipped by name."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import linnet
+from linnet.errors import UnavailableError
+from linnet.models.llama import Llama
+from linnet.runtime.load import bind
+from linnet.testing.fixtures import f0_config, random_checkpoint
+from linnet.testing.text import f0_text
+from linnet.weights.binding import BoundModel
+from linnet_gguf.export import LLAMACPP
+from linnet_hf.export import ENGINES
+
+pytestmark = pytest.mark.slow
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "f0": {},
+    "head_dim 8": {"head_dim": 8},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "tied": {"tie_word_embeddings": True},
+    "llama3": {
+        "rope_theta": 10000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "linear": {"rope_scaling": {"rope_type": "linear", "factor": 2.5}},
+    "yarn": {
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+        }
+    },
+}
+
+
+def f0(**overrides: Any) -> BoundModel:
+    checkpoint = random_checkpoint(f0_config(**overrides), seed=7)
+    return Llama().bind(replace(checkpoint, text=f0_text()))
+
+
+@pytest.fixture(scope="module")
+def llamacpp() -> None:
+    try:
+        LLAMACPP.python()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def vllm() -> None:
+    try:
+        ENGINES["vllm"].python()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_llamacpp_computes_what_linnet_does(variant: str, llamacpp: None, tmp_path: Path) -> None:
+    model = f0(**VARIANTS[variant])
+    artifact = linnet.gguf.export(model, tmp_path / "out", dtype="f32", verify="llamacpp")
+    assert artifact.verification is not None
+    # Its own cache is f16, which alone keeps it from being closer.
+    assert artifact.verification["distance"]["kl"] < 1e-5
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_the_real_model_in_llamacpp(
+    dtype: str, llamacpp: None, smollm2_path: Path, tmp_path: Path
+) -> None:
+    artifact = linnet.gguf.export(bind(smollm2_path), tmp_path / "out", dtype=dtype, verify=True)
+    assert artifact.verification is not None
+    assert artifact.verification["distance"]["positions"] == 512
+    assert artifact.verification["texts"] == {"compared": 60, "differing": []}
+
+
+def test_the_real_model_in_vllm(vllm: None, smollm2_path: Path, tmp_path: Path) -> None:
+    artifact = linnet.hf.export(bind(smollm2_path), tmp_path / "out", dtype="bf16", verify="vllm")
+    assert artifact.verification is not None
+    assert artifact.verification["texts"] == {"compared": 60, "differing": []}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_the_real_model_in_transformers(dtype: str, smollm2_path: Path, tmp_path: Path) -> None:
+    artifact = linnet.hf.export(bind(smollm2_path), tmp_path / "out", dtype=dtype, verify=True)
+    assert artifact.verification is not None
+    assert artifact.verification["distance"]["max_abs"] == 0
+    assert artifact.verification["texts"] == {"compared": 60, "differing": []}
