@@ -13,7 +13,7 @@ import pytest
 from linnet.bench import machine, results, sessions
 from linnet.bench.harness import run_job
 from linnet.errors import BenchError
-from linnet.plugins.benchmark import Job, Measurement, Run, Workload
+from linnet.plugins.benchmark import Job, Measurement, Prepared, Run, Workload
 from linnet.plugins.descriptors import BenchMethod
 from linnet.plugins.interfaces import LoadOptions
 from linnet.reference.backend import ReferenceBackend
@@ -70,6 +70,9 @@ def test_jobs_and_measurements_survive_their_files(tmp_path: Path) -> None:
     given = job(tmp_path)
     given.save(tmp_path / "job.json")
     assert Job.read(tmp_path / "job.json") == given
+    prepared = replace(given, prepared=Prepared("a/model.gguf", 10, ["a note"]))
+    prepared.save(tmp_path / "job.json")
+    assert Job.read(tmp_path / "job.json") == prepared
     measurement().save(tmp_path / "result.json")
     assert Measurement.read(tmp_path / "result.json") == measurement()
 
@@ -94,11 +97,24 @@ def test_the_distance_is_of_the_saved_logits(tmp_path: Path) -> None:
     reference[:, 7] = 1.0
     other = reference.copy()
     other[2, 5] = 1.5
-    np.save(tmp_path / "reference.npy", reference)
     np.save(tmp_path / "probe.npy", other)
-    row = results.row_of(METHOD, job(tmp_path), measurement(), tmp_path / "reference.npy", 1.0)
+    row = results.row_of(METHOD, job(tmp_path), measurement(), reference, 1.0)
+    assert row["distance"]["of"] == "logits"
     assert row["distance"]["max_abs"] == 1.5
     assert row["distance"]["top1"] == 0.75
+
+
+def test_log_probabilities_are_compared_where_there_are_no_logits(tmp_path: Path) -> None:
+    reference = np.zeros((4, 8), np.float32)
+    reference[:, 7] = 1.0
+    logprobs = reference - np.log(np.exp(reference).sum(-1, keepdims=True))
+    logprobs[2, 5] += 0.25
+    ids = np.tile(np.arange(8), (4, 1))
+    np.savez(tmp_path / "probe.npz", ids=ids, logprobs=logprobs)
+    row = results.row_of(METHOD, job(tmp_path), measurement(), reference, 1.0)
+    assert row["distance"]["of"] == "logprobs"
+    assert row["distance"]["max_abs"] == pytest.approx(0.25)
+    assert row["distance"]["top1"] == 1.0
 
 
 def test_timed_tokens_are_the_probe_s_own() -> None:
@@ -124,7 +140,7 @@ def test_what_a_step_reads() -> None:
 
 
 def test_a_process_that_dies_costs_its_row(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match=r"(?s)its process ended with status 1.*'toy'"):
+    with pytest.raises(BenchError, match=r"^there is no bench method 'toy'"):
         run_job(METHOD, job(tmp_path))
 
 

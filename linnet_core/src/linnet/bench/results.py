@@ -2,7 +2,8 @@
 
 ``{schema, machine, versions, model, workload, bandwidth, rows}``; a row is ``{key, dtype, title,
 group, granted, metrics, distance, share_of_limit, notes, error}``, and a metric ``{median, min,
-max, n}``. A row that failed has an error and no metrics.
+max, n}``. A row that failed has an error and no metrics. A distance is ``of`` ``logits``, or of
+``logprobs`` from an engine that gives no logits.
 """
 
 import json
@@ -13,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from linnet.distance import compare
+from linnet.distance import compare, compare_logprobs
 from linnet.errors import BenchError
 from linnet.plugins.benchmark import Job, Measurement
 from linnet.plugins.descriptors import BenchMethod
+from linnet.weights.checkpoint import Array
 from linnet.weights.safetensors import write_text
 
 SCHEMA = "linnet-bench/1"
@@ -36,10 +38,13 @@ def row_of(
     method: BenchMethod,
     job: Job,
     measurement: Measurement,
-    reference: Path | None,
+    reference: Array | None,
     bandwidth: float,
 ) -> dict[str, Any]:
-    """The row of a finished job. Raises BenchError where a run did not do what was asked."""
+    """The row of a finished job, compared with the reference's logits f32 ``[S, V]``.
+
+    Raises BenchError where a run did not do what was asked.
+    """
     wanted = job.workload.new_tokens
     for number, run in enumerate(measurement.runs, 1):
         if len(run.tokens) != wanted:
@@ -58,12 +63,22 @@ def row_of(
     }
     if measurement.weight_bytes is not None:
         row["share_of_limit"] = statistics.median(decode) * measurement.weight_bytes / bandwidth
-    row["notes"] = measurement.notes
-    probe = Path(job.folder) / "probe.npy"
-    if reference is not None and probe.exists():
-        distance = compare(np.load(reference), np.load(probe))
-        row["distance"] = distance.to_json()
+    row["notes"] = [*method.notes, *measurement.notes]
+    if reference is not None:
+        row["distance"] = _distance(Path(job.folder), reference)
     return row
+
+
+def _distance(folder: Path, reference: Array) -> dict[str, Any] | None:
+    """Of logits, or of log-probabilities where there are no logits; ``of`` says which."""
+    logits, listed = folder / "probe.npy", folder / "probe.npz"
+    if logits.exists():
+        return {"of": "logits", **compare(reference, np.load(logits)).to_json()}
+    if listed.exists():
+        with np.load(listed) as found:
+            distance = compare_logprobs(reference, found["ids"], found["logprobs"])
+        return {"of": "logprobs", **distance.to_json()}
+    return None
 
 
 def new_row(method: BenchMethod, dtype: str, error: str | None = None) -> dict[str, Any]:

@@ -1,21 +1,91 @@
-"""``linnet bench MODEL``: speeds, each beside its distance from the reference."""
+"""``linnet bench MODEL``: speeds, each beside its distance from the reference.
+
+``linnet bench setup NAME`` makes the environment of a peer.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
+import typer.main
 
 from linnet.cli.output import note, print_json, print_table
 from linnet.cli.run import ModelArgument, ThreadsOption
 from linnet.errors import LinnetError
 
 if TYPE_CHECKING:
+    from linnet.bench.environments import Environment
     from linnet.plugins.descriptors import BenchMethod
 
 
 def register(app: typer.Typer) -> None:
     """Add ``linnet bench``."""
-    app.command("bench")(bench)
+    app.command("bench", cls=BenchCommand, epilog=EPILOG)(bench)
+
+
+EPILOG = (
+    "`linnet bench setup --list` shows the peers that are measured in environments of their own."
+)
+
+
+class BenchCommand(typer.core.TyperCommand):
+    """``bench MODEL``, but ``bench setup`` is a command of its own; a folder is ``./setup``."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        """Parse the arguments of whichever of the two it is."""
+        if args[:1] != ["setup"]:
+            return super().make_context(info_name, args, parent, **extra)
+        app = typer.Typer(rich_markup_mode=None, add_completion=False)
+        app.command("setup")(setup)
+        command = typer.main.get_command(app)
+        return command.make_context(f"{info_name} setup", args[1:], parent, **extra)
+
+
+def setup(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="An environment, or a method's key.")
+    ] = None,
+    list_all: Annotated[bool, typer.Option("--list", help="List the environments.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Make it anew if it is ready.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Make the environment that a peer is measured in; it takes minutes and gigabytes."""
+    from linnet.bench import environments as its
+    from linnet.plugins.manager import plugin_manager
+
+    if (name is None) != list_all:
+        raise typer.BadParameter("give the NAME of an environment, or --list")
+    manager = plugin_manager()
+    if name is None:
+        list_environments(list(its.environments(manager).values()), as_json)
+        return
+    environment = its.find_environment(manager, name)
+    record = its.read_record(environment)
+    if record is None or again or its.state(environment) != "ready":
+        record = its.setup(environment, note)
+    if as_json:
+        print_json({"name": environment.name, "folder": environment.folder} | vars(record))
+    else:
+        print(f"{environment.name} is ready: {record.versions()}")
+
+
+def list_environments(found: "list[Environment]", as_json: bool) -> None:
+    """Each environment with what it holds, what runs in it, and whether it is there."""
+    from linnet.bench.environments import state
+
+    if as_json:
+        print_json([{**vars(each), "folder": each.folder, "state": state(each)} for each in found])
+        return
+    print_table(
+        ("NAME", "STATE", "METHODS", "PACKAGES"),
+        [
+            (each.name, state(each), ", ".join(each.methods), ", ".join(each.packages))
+            for each in found
+        ],
+    )
 
 
 def bench(
@@ -30,26 +100,26 @@ def bench(
     seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
     threads: ThreadsOption = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write the results as JSON.")
+        Path | None,
+        typer.Option("--output", "-o", help="Results as JSON; finished rows there are kept."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Time every method on the same tokens, each in a process of its own."""
     from linnet.bench.harness import Bench
-    from linnet.bench.results import save
     from linnet.plugins.benchmark import Workload
     from linnet.runtime.threads import thread_budget
 
     workload = Workload(prompt_tokens=prompt_tokens, new_tokens=new_tokens, runs=runs, seed=seed)
     chosen = choose(methods, [name for name in dtype.split(",") if name])
 
-    def each(results: dict[str, Any]) -> None:
-        if output is not None:
-            save(results, output)
-        row = results["rows"][-1]
+    def each(row: dict[str, Any]) -> None:
         note(f"{row['title']} {row['dtype']}: {row['error'] or summary(row)}")
 
-    results = Bench(model, workload, thread_budget(threads)).run(chosen, each)
+    benchmark = Bench(model, workload, thread_budget(threads), output)
+    if benchmark.results["rows"]:
+        note(f"{output} has {len(benchmark.results['rows'])} finished rows, which are kept")
+    results = benchmark.run(chosen, each)
     if as_json:
         print_json(results)
     else:

@@ -48,6 +48,27 @@ class Workload:
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """What a peer reads, written for it by Linnet before its process starts.
+
+    ``weight_bytes`` is as in ``Measurement``; ``notes`` are printed beside the row.
+    """
+
+    path: str
+    weight_bytes: int | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def save(self, path: Path) -> None:
+        """As JSON, whole or not at all."""
+        _save(asdict(self), path)
+
+    @staticmethod
+    def read(path: Path) -> "Prepared":
+        """From JSON."""
+        return Prepared(**json.loads(path.read_text()))
+
+
+@dataclass(frozen=True)
 class Job:
     """What one process is told: which model, how, and where to put what it finds."""
 
@@ -61,6 +82,8 @@ class Job:
     """The reference's tokens after the probe prompt; None for the reference itself."""
     folder: str
     """An empty folder for this job's files."""
+    prepared: Prepared | None = None
+    """What ``prepare`` wrote, for a method in an environment of its own."""
 
     def save(self, path: Path) -> None:
         """As JSON."""
@@ -70,7 +93,8 @@ class Job:
     def read(path: Path) -> "Job":
         """From JSON."""
         data = json.loads(path.read_text())
-        return Job(**{**data, "workload": Workload(**data["workload"])})
+        prepared = data["prepared"] and Prepared(**data["prepared"])
+        return Job(**{**data, "workload": Workload(**data["workload"]), "prepared": prepared})
 
 
 @dataclass(frozen=True)
@@ -88,8 +112,12 @@ class Measurement:
 
     ``weight_bytes`` is what a decoding step must read at least: every weight once, and the cache
     at the middle of the run. ``peak_bytes`` is the process's own peak, resident unless
-    ``memory`` says otherwise. ``logits``, if the method has them, lies in ``probe.npy`` of the
-    job's folder: f32 ``[probe_tokens + 1, vocab]``.
+    ``memory`` says otherwise.
+
+    What the distance is taken of lies in the job's folder: logits f32 ``[probe_tokens + 1,
+    vocab]`` in ``probe.npy``; or, from an engine that gives no logits, ``probe.npz`` with integer
+    ``ids`` and float ``logprobs`` ``[probe_tokens + 1, K]``, the K likeliest tokens of each
+    position in nats.
     """
 
     runs: list[Run]
@@ -105,12 +133,16 @@ class Measurement:
 
     def save(self, path: Path) -> None:
         """As JSON, whole or not at all."""
-        beside = path.with_suffix(".part")
-        beside.write_text(json.dumps(asdict(self)))
-        beside.replace(path)
+        _save(asdict(self), path)
 
     @staticmethod
     def read(path: Path) -> "Measurement":
         """From JSON."""
         data = json.loads(path.read_text())
         return Measurement(**{**data, "runs": [Run(**run) for run in data["runs"]]})
+
+
+def _save(data: dict[str, Any], path: Path) -> None:
+    beside = path.with_suffix(".part")
+    beside.write_text(json.dumps(data))
+    beside.replace(path)

@@ -102,13 +102,20 @@ class Exporter:
 
 @dataclass(frozen=True)
 class BenchMethod:
-    """One row of the benchmark. ``target`` is a ``BenchMethodInterface``."""
+    """One row of the benchmark. ``target`` is a ``BenchMethodInterface``.
+
+    A method with ``environment``, a name, is a ``PeerMethodInterface`` and measures in a venv of
+    its own: ``linnet bench setup NAME`` makes it, with the pinned requirements ``packages``.
+    Methods may share one, if they state the same packages.
+    """
 
     name: str
     target: str
     title: str
     group: str
     dtypes: tuple[str, ...]
+    environment: str = ""
+    packages: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
     extra: str = ""
     api_version: int = field(kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from linnet.plugins.benchmark import Job, Measurement
+from linnet.plugins.benchmark import Job, Measurement, Prepared
 from linnet.spec.program import Program
 from linnet.weights.binding import BoundModel
 from linnet.weights.checkpoint import Array, Checkpoint
@@ -138,3 +138,17 @@ class BenchMethodInterface(Protocol):
 
     def measure(self, job: Job) -> Measurement:
         """Load, warm up, run and measure, in a process that does nothing else."""
+
+
+class PeerMethodInterface(BenchMethodInterface, Protocol):
+    """A benchmark method that measures in an environment of its own.
+
+    The target's module is imported in both environments: what it imports at its top is only
+    Linnet and its own distribution.
+    """
+
+    def prepare(self, job: Job) -> Prepared:
+        """Write what the peer reads into ``job.folder``, in Linnet's own environment, untimed.
+
+        ``measure`` finds it in ``job.prepared``.
+        """

@@ -125,6 +125,10 @@ def check_descriptor(descriptor: Descriptor) -> None:
             _check_reachable(what, descriptor.name)
         case BenchMethod():
             _require(what, "dtypes", descriptor.dtypes)
+            if descriptor.environment and not _NAME.fullmatch(descriptor.environment):
+                raise PluginError(f"{what} has environment {descriptor.environment!r}, not a name")
+            if bool(descriptor.environment) != bool(descriptor.packages):
+                raise PluginError(f"{what} needs both environment and packages, or neither")
 
 
 def _answers(loaded: LoadedPlugin) -> Iterator[tuple[str, Any]]:

@@ -1,6 +1,6 @@
 """What this distribution offers to Linnet. Imports nothing but Linnet."""
 
-from linnet.plugins.descriptors import Exporter, Format
+from linnet.plugins.descriptors import BenchMethod, Exporter, Format
 from linnet.plugins.hookspecs import hookimpl
 
 
@@ -30,6 +30,23 @@ def linnet_register_exporters() -> list[Exporter]:
             requires=("gguf",),
             extra="linnet[gguf]",
             engines=("llamacpp",),
+            api_version=1,
+        )
+    ]
+
+
+@hookimpl
+def linnet_register_bench_methods() -> list[BenchMethod]:
+    """llama.cpp, on Linnet's GGUF."""
+    return [
+        BenchMethod(
+            name="llamacpp",
+            target="linnet_gguf.peers.llamacpp:LlamaCpp",
+            title="llama.cpp",
+            group="LLM engines",
+            dtypes=("f32", "f16", "bf16", "q8_0", "q4_1"),
+            environment="llamacpp",
+            packages=("xllamacpp==2026.10.11549",),
             api_version=1,
         )
     ]

@@ -1,0 +1,165 @@
+"""llama.cpp through ``xllamacpp``, on Linnet's GGUF of the same dtype.
+
+``xllamacpp`` offers llama.cpp's server, which also answers calls from within the process: no HTTP
+is timed. The whole answer is timed by us; llama.cpp's own clock splits it, since an answer in
+pieces leaves out those that are no whole characters. The token ids come with the answer.
+
+llama.cpp's ``ignore_eos`` forbids the end of text instead of going on after it.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from linnet.bench.machine import peak_resident_bytes
+from linnet.errors import BenchError
+from linnet.plugins.benchmark import Job, Measurement, Prepared, Run
+
+GREEDY = {"temperature": 0, "samplers": ["top_k"], "top_k": 1, "cache_prompt": False}
+
+
+class LlamaCpp:
+    """One request at a time on llama.cpp's server, called in the process."""
+
+    def prepare(self, job: Job) -> Prepared:
+        """The model as GGUF in the job's dtype."""
+        from linnet.runtime.load import bind
+        from linnet_gguf.export import GGUFExporter
+
+        bound = bind(job.model)
+        artifact = GGUFExporter().export(bound, Path(job.folder) / "gguf", {"dtype": job.dtype})
+        workload = job.workload
+        middle = workload.prompt_tokens + workload.new_tokens // 2
+        return Prepared(
+            str(artifact.files[0]),
+            step_bytes(artifact.files[0], bound, middle),
+            [f"reads Linnet's GGUF in {job.dtype}", *artifact.notes],
+        )
+
+    def measure(self, job: Job) -> Measurement:
+        """Load, warm up, time every run, then decode the probe with the reference's tokens."""
+        import xllamacpp
+
+        assert job.prepared is not None
+        workload = job.workload
+        start = time.perf_counter()
+        settings = xllamacpp.CommonParams()
+        settings.model.path = job.prepared.path
+        settings.n_gpu_layers = 0
+        settings.n_ctx = workload.context + 8
+        settings.n_parallel = 1
+        settings.cpuparams.n_threads = job.threads
+        settings.cpuparams_batch.n_threads = job.threads
+        settings.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_AUTO
+        settings.cache_prompt = False
+        settings.cache_ram_mib = 0
+        settings.ctx_shift = False
+        settings.warmup = True
+        self.server = xllamacpp.Server(settings)
+        load_s = time.perf_counter() - start
+
+        start = time.perf_counter()
+        for prompt in job.prompts[: workload.warmups]:
+            self.generate(prompt, workload.new_tokens)
+        warmup_s = time.perf_counter() - start
+        runs = [
+            self.generate(prompt, workload.new_tokens)
+            for prompt in job.prompts[workload.warmups : -1]
+        ]
+        peak = peak_resident_bytes()
+        tokens = self.probe(job)
+        return Measurement(
+            runs=runs,
+            load_s=load_s,
+            warmup_s=warmup_s,
+            peak_bytes=peak,
+            memory="resident",
+            granted={
+                "backend": "llama.cpp",
+                "mode": "server, called in process",
+                "dtype": job.dtype,
+                "device": "cpu",
+                "attention": "flash attention: auto",
+                "cache": "f16",
+                "threads": int(settings.cpuparams.n_threads),
+            },
+            weight_bytes=job.prepared.weight_bytes,
+            tokens=tokens,
+            notes=[
+                f"batch {settings.n_batch}, micro-batch {settings.n_ubatch}, poll "
+                f"{settings.cpuparams.poll}, no prompt cache, end of text forbidden",
+                "timed by us around the call, split by llama.cpp's own clock",
+            ],
+        )
+
+    def ask(self, prompt: list[int], new_tokens: int, **options: Any) -> dict[str, Any]:
+        """The whole answer to a prompt of token ids, with the ids that were chosen."""
+        answer: Any = self.server.handle_completions(
+            {
+                "prompt": prompt,
+                "max_tokens": new_tokens,
+                "verbose": True,
+                "return_tokens": True,
+                **GREEDY,
+                **options,
+            }
+        )
+        if not isinstance(answer, dict) or "choices" not in answer:
+            raise BenchError(f"llama.cpp answered {str(answer)[:500]}")
+        return answer
+
+    def generate(self, prompt: list[int], new_tokens: int) -> Run:
+        """One timed request."""
+        start = time.perf_counter()
+        answer = self.ask(prompt, new_tokens, ignore_eos=True)
+        whole = time.perf_counter() - start
+        details = answer["__verbose"]
+        clock = details["timings"]
+        if clock["prompt_n"] != len(prompt) or clock["cache_n"]:
+            raise BenchError(
+                f"llama.cpp computed {clock['prompt_n']} of {len(prompt)} prompt tokens and took "
+                f"{clock['cache_n']} from a cache"
+            )
+        decode_s = clock["predicted_ms"] / 1e3
+        return Run((whole - decode_s) * 1e3, decode_s, details["tokens"])
+
+    def probe(self, job: Job) -> list[int]:
+        """Save log-probabilities of the whole vocabulary after the prompt and after each token.
+
+        The prompt cache is on here, so that each step decodes one token as a timed one does.
+        """
+        tokens: list[int] = []
+        ids, logprobs = [], []
+        for step in range(job.workload.probe_tokens + 1):
+            answer = self.ask([*job.prompts[-1], *tokens], 1, n_probs=1 << 20, cache_prompt=True)
+            (content,) = answer["choices"][0]["logprobs"]["content"]
+            listed = sorted((top["id"], top["logprob"]) for top in content["top_logprobs"])
+            ids.append([token for token, _ in listed])
+            logprobs.append([logprob for _, logprob in listed])
+            likeliest = content["top_logprobs"][0]["id"]
+            tokens.append(job.forced[step] if job.forced and step < len(job.forced) else likeliest)
+        np.savez(
+            Path(job.folder) / "probe.npz",
+            ids=np.array(ids, np.int64),
+            logprobs=np.array(logprobs, np.float64),
+        )
+        return tokens[:-1]
+
+
+def step_bytes(file: Path, bound: Any, context: int) -> int:
+    """What decoding one token must read of a GGUF file: every tensor but the embedding's rows,
+    unless the head is tied to them; and the f16 keys and values of ``context`` positions.
+    """
+    import gguf
+
+    tensors = gguf.GGUFReader(file).tensors
+    sizes = {tensor.name: int(tensor.n_bytes) for tensor in tensors}
+    if "output.weight" in sizes:
+        del sizes["token_embd.weight"]
+    cache = sum(
+        int(np.prod([d for d in state.type.shape[2:] if isinstance(d, int)]))
+        for state in bound.program.states
+    )
+    return sum(sizes.values()) + 2 * context * cache
