@@ -70,7 +70,7 @@ def test_the_dtype_of_the_matrices_is_kept_and_vectors_are_f32(
     dtype: DType, tmp_path: Path
 ) -> None:
     model = f0(dtype, attention_bias=True, mlp_bias=True)
-    (file,) = linnet.gguf.export(model, tmp_path / "out").files
+    file = linnet.gguf.export(model, tmp_path / "out").files[0]
     assert file.name == f"model-{dtype.value}.gguf"
     for info in read_container(file).tensors.values():
         assert info.encoding.name == (dtype.value if len(info.shape) > 1 else "f32")
@@ -85,7 +85,7 @@ def test_the_dtype_of_the_matrices_is_kept_and_vectors_are_f32(
 def test_rows_of_keys_are_counted_by_key_heads(head_dim: int, tmp_path: Path) -> None:
     """The order of 2 key heads beside 6 heads, written out by hand for head_dim 8."""
     model = f0(head_dim=head_dim)
-    (file,) = linnet.gguf.export(model, tmp_path / "out").files
+    file = linnet.gguf.export(model, tmp_path / "out").files[0]
     container = read_container(file)
     info = container.tensors["blk.1.attn_k.weight"]
     rows = np.frombuffer(
@@ -101,7 +101,7 @@ def test_rows_of_keys_are_counted_by_key_heads(head_dim: int, tmp_path: Path) ->
 
 def test_the_llama3_table_is_a_tensor(tmp_path: Path) -> None:
     model = f0(**VARIANTS["llama3"])
-    (file,) = linnet.gguf.export(model, tmp_path / "out").files
+    file = linnet.gguf.export(model, tmp_path / "out").files[0]
     container = read_container(file)
     info = container.tensors["rope_freqs.weight"]
     table = np.frombuffer(container.data, np.float32, 8, info.offset)
@@ -109,7 +109,7 @@ def test_the_llama3_table_is_a_tensor(tmp_path: Path) -> None:
 
 
 def test_a_tied_head_is_written_once(tmp_path: Path) -> None:
-    (file,) = linnet.gguf.export(f0(tie_word_embeddings=True), tmp_path / "out").files
+    file = linnet.gguf.export(f0(tie_word_embeddings=True), tmp_path / "out").files[0]
     tensors = read_container(file).tensors
     assert [name for name, info in tensors.items() if 136 in info.shape] == ["token_embd.weight"]
 
@@ -129,7 +129,7 @@ def test_gguf_to_gguf_changes_no_byte(
 
 def test_every_row_has_a_token(make_llama: Callable[..., Any], tmp_path: Path) -> None:
     source = bind(make_llama().write(tmp_path / "source.gguf"))
-    (file,) = linnet.gguf.export(source, tmp_path / "out").files
+    file = linnet.gguf.export(source, tmp_path / "out").files[0]
     metadata = read_container(file).metadata
     tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     assert isinstance(tokens, list) and isinstance(types, np.ndarray)
@@ -180,7 +180,7 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
 def test_quantized_matrices_are_near_and_their_outer_ones_nearer(tmp_path: Path) -> None:
     model = f0(hidden_size=64, intermediate_size=96)
     for dtype, bound in (("q8_0", 0.01), ("q4_0", 0.13), ("q4_1", 0.1)):
-        (file,) = linnet.gguf.export(model, tmp_path / dtype, dtype=dtype).files
+        file = linnet.gguf.export(model, tmp_path / dtype, dtype=dtype).files[0]
         kinds = {n: i.encoding.name for n, i in read_container(file).tensors.items()}
         assert kinds["blk.0.ffn_up.weight"] == dtype
         assert kinds["token_embd.weight"] == kinds["output.weight"] == "q8_0"
@@ -200,7 +200,7 @@ def test_the_command_line(make_llama: Callable[..., Any], tmp_path: Path) -> Non
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     printed = json.loads(run.stdout)
-    (file,) = printed["files"]
+    file = printed["files"][0]
     assert Path(file["path"]).stat().st_size == file["bytes"]
     assert read_container(Path(file["path"])).metadata["general.name"] == "small"
     again = subprocess.run([*command, "-o", str(out)], check=False, capture_output=True, text=True)

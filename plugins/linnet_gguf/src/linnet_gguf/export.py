@@ -6,14 +6,18 @@ from typing import Any
 
 from linnet.errors import UnavailableError
 from linnet.plugins.interfaces import Artifact
+from linnet.runtime.tokenizer import Tokenizer
 from linnet.spec.types import DType
 from linnet.verification.engine import Engine, verifier
 from linnet.verification.verify import Bound, save, verify
 from linnet.weights.binding import BoundModel, matrix_dtype
 from linnet.weights.mapped import OneAtATime
 from linnet.weights.paths import new_folder
+from linnet.weights.safetensors import write_text as write_text_file
 from linnet_gguf import llama_writer, names
 from linnet_gguf.container import Value
+from linnet_gguf.modelfile import modelfile
+from linnet_gguf.tokenizer import PREFIX
 from linnet_gguf.tokenizer_writer import write_text
 from linnet_gguf.writer import BY_NAME, TensorOut, write_gguf
 
@@ -38,7 +42,7 @@ model, and their bound tells a changed one from a broken one."""
 
 
 class GGUFExporter:
-    """Writes ``model-DTYPE.gguf``.
+    """Writes ``model-DTYPE.gguf``, and a ``Modelfile`` for Ollama beside it.
 
     Options: ``dtype``, one of ``FILE_TYPES``, the one that the matrices are stored in when left
     out; ``name``, what the file calls the model; ``pre_tokenizer``, llama.cpp's name of the rule
@@ -92,15 +96,26 @@ class GGUFExporter:
         with new_folder(folder) as beside:
             write_gguf(beside / file, architecture.ARCH, metadata, tensors)
             stream.close()
+            content, note = _modelfile(model, file, text.metadata)
+            write_text_file(beside / "Modelfile", content)
             verification = None
             if engine is not None:
                 verification = verify(
                     model, beside / file, engine, BOUNDS[dtype], python=options.get("engine_python")
                 )
                 save(verification, beside)
-            written = sorted(path.name for path in beside.iterdir())
-        files = tuple(folder / name for name in written)
-        return Artifact(folder, files, tuple(text.notes), verification)
+            others = sorted(path.name for path in beside.iterdir() if path.name != file)
+        files = tuple(folder / name for name in (file, *others))
+        return Artifact(folder, files, (*text.notes, *([note] if note else [])), verification)
+
+
+def _modelfile(
+    model: BoundModel, file: str, metadata: Mapping[str, Value]
+) -> tuple[str, str | None]:
+    text = model.checkpoint.text
+    tokenizer = Tokenizer(text, model.checkpoint.config) if text.tokenizer is not None else None
+    adds_bos = metadata.get(f"{PREFIX}add_bos_token") is True
+    return modelfile(file, tokenizer, text.generation_config or {}, adds_bos=adds_bos)
 
 
 def _stored(model: BoundModel) -> str:
