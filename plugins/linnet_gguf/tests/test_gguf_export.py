@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import linnet
 from linnet.errors import CheckpointError, UnavailableError
 from linnet.models.llama import Llama
 from linnet.runtime.load import bind
+from linnet.runtime.tokenizer import Tokenizer
 from linnet.spec.serialize import fingerprint
 from linnet.spec.types import DType
 from linnet.testing.fixtures import f0_config, random_checkpoint
@@ -21,6 +23,7 @@ from linnet.weights.binding import BoundModel
 from linnet.weights.checkpoint import Checkpoint, StoredTensor
 from linnet.weights.dtypes import cast, numpy_dtype
 from linnet_gguf.container import read_container
+from linnet_gguf.pretokenizers import PRE_TOKENIZERS
 
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -136,6 +139,128 @@ def test_every_row_has_a_token(make_llama: Callable[..., Any], tmp_path: Path) -
     assert len(tokens) == len(types) == 136
     assert (types == 5).sum() == 5 and tokens[131:] == [f"[PAD{i}]" for i in range(131, 136)]
     assert metadata["tokenizer.ggml.pre"] == "smollm"
+
+
+PIECES = ["▁", *"abcdehlorw", "▁a", "ab", "bc", "abc", "he", "ll", "lo", "llo", "hello", "▁hello"]
+
+
+def sentence_piece(make_llama: Callable[..., Any], order: list[int], **changes: Any) -> Any:
+    """A small Llama with SentencePiece's tokens, of which the one at ``order[i]`` has rank i."""
+    model = make_llama(layers=1, tied=True)
+    model.tensors["token_embd.weight"] = model.tensors["token_embd.weight"].repeat(3, axis=0)
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
+    scores = np.zeros(len(tokens))
+    scores[259 + np.array(order)] = -np.arange(len(PIECES), dtype=np.float32)
+    model.metadata |= {
+        "llama.vocab_size": 408,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(PIECES),
+        "tokenizer.ggml.scores": scores.tolist(),
+        "tokenizer.ggml.merges": None,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.chat_template": None,
+        **changes,
+    }
+    return model
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_scores_are_made_of_merges(
+    shuffled: bool, prefix: bool, make_llama: Callable[..., Any], tmp_path: Path
+) -> None:
+    order = list(range(len(PIECES)))
+    if shuffled:
+        order = np.random.default_rng(0).permutation(len(PIECES)).tolist()
+    changes = {"tokenizer.ggml.add_space_prefix": prefix, "tokenizer.ggml.add_bos_token": prefix}
+    model = sentence_piece(make_llama, order, **changes)
+    source = bind(model.write(tmp_path / "source.gguf"))
+    artifact = linnet.gguf.export(source, tmp_path / "out")
+    written = read_container(artifact.files[0]).metadata
+    if not shuffled:
+        scores = np.array(model.metadata["tokenizer.ggml.scores"], np.float32)
+        stored = written["tokenizer.ggml.scores"]
+        assert isinstance(stored, np.ndarray) and np.array_equal(stored[: len(scores)], scores)
+    assert written["tokenizer.ggml.add_space_prefix"] is prefix
+    assert any("every special token" in note for note in artifact.notes) is prefix
+    assert bind(artifact.folder).checkpoint.text == source.checkpoint.text
+
+
+def test_merges_that_no_scores_make_are_refused(
+    make_llama: Callable[..., Any], tmp_path: Path
+) -> None:
+    model = sentence_piece(make_llama, list(range(len(PIECES))))
+    source = bind(model.write(tmp_path / "source.gguf"))
+    tokenizer = json.loads(source.checkpoint.text.tokenizer or "")
+    tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:-1]
+    text = replace(source.checkpoint.text, tokenizer=json.dumps(tokenizer))
+    changed = replace(source, checkpoint=replace(source.checkpoint, text=text))
+    with pytest.raises(UnavailableError, match="are not those of any SentencePiece scores"):
+        linnet.gguf.export(changed, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", [n for n in PRE_TOKENIZERS if not n.startswith("llama")])
+def test_every_rule_is_written_by_its_name(
+    name: str, make_llama: Callable[..., Any], tmp_path: Path
+) -> None:
+    model = make_llama(layers=1)
+    model.metadata["tokenizer.ggml.pre"] = name
+    artifact = linnet.gguf.export(bind(model.write(tmp_path / "m.gguf")), tmp_path / "out")
+    assert read_container(artifact.files[0]).metadata["tokenizer.ggml.pre"] == name
+    assert any("normalizer" in note for note in artifact.notes) is (name == "qwen2")
+
+
+def test_a_rule_that_is_not_known_is_refused_unless_named(
+    make_llama: Callable[..., Any], tmp_path: Path
+) -> None:
+    source = bind(make_llama(layers=1).write(tmp_path / "m.gguf"))
+    tokenizer = json.loads(source.checkpoint.text.tokenizer or "")
+    tokenizer["pre_tokenizer"]["pretokenizers"][0]["individual_digits"] = False
+    text = replace(source.checkpoint.text, tokenizer=json.dumps(tokenizer))
+    changed = replace(source, checkpoint=replace(source.checkpoint, text=text))
+    with pytest.raises(UnavailableError, match="give it as pre_tokenizer"):
+        linnet.gguf.export(changed, tmp_path / "out")
+    artifact = linnet.gguf.export(changed, tmp_path / "out", pre_tokenizer="refact")
+    assert read_container(artifact.files[0]).metadata["tokenizer.ggml.pre"] == "refact"
+
+
+def test_more_ends_than_a_file_can_name_are_refused(
+    make_llama: Callable[..., Any], tmp_path: Path
+) -> None:
+    source = bind(make_llama(layers=1).write(tmp_path / "m.gguf"))
+    for ends, message in (([2, 0, 7], None), ([2, 0, 7, 9], r"4 ids \(0, 2, 7, 9\)")):
+        text = replace(source.checkpoint.text, generation_config={"eos_token_id": ends})
+        changed = replace(source, checkpoint=replace(source.checkpoint, text=text))
+        if message is None:
+            artifact = linnet.gguf.export(changed, tmp_path / "three")
+            again = bind(artifact.folder).checkpoint
+            assert set(Tokenizer(again.text, again.config).end_ids) == set(ends)
+        else:
+            with pytest.raises(UnavailableError, match=message):
+                linnet.gguf.export(changed, tmp_path / "four")
+
+
+def test_a_killed_export_leaves_nothing_that_loads(tmp_path: Path) -> None:
+    """Killed while the weights are written: what lies beside has another name, and is hidden."""
+    code = (
+        "import os, signal, sys; from pathlib import Path; sys.argv[1:]\n"
+        "import linnet_gguf.writer as w; from linnet.testing.fixtures import *\n"
+        "from linnet.models.llama import Llama; import linnet\n"
+        "inner, calls = w.encode, []\n"
+        "def encode(*a):\n"
+        "    calls.append(a)\n"
+        "    if len(calls) == 9: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return inner(*a)\n"
+        "w.encode = encode\n"
+        "linnet.gguf.export(Llama().bind(random_checkpoint(f0_config(), 1)), sys.argv[1])\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], check=False)
+    assert run.returncode == -9
+    assert not (tmp_path / "out").exists()
+    assert all(path.name.startswith(".out.") for path in tmp_path.iterdir())
+    linnet.gguf.export(f0(), tmp_path / "out")  # and the name is free
 
 
 def test_a_model_without_a_tokenizer_says_so(tmp_path: Path) -> None:

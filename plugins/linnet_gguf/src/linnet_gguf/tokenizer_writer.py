@@ -187,11 +187,11 @@ def _scores(vocabulary: Vocabulary, merges: Sequence[tuple[str, ...]]) -> list[f
     ids = vocabulary.ids()
     ranked = list(dict.fromkeys(ids["".join(pair)] for pair in merges))
     ordered = ranked == sorted(ranked)
-    first = ranked[0] if ranked else 0
+    first = next((i for i, kind in vocabulary.types.items() if kind is TokenType.NORMAL), 0)
     rank = {index: place for place, index in enumerate(ranked)}
     scores = []
     for index, kind in vocabulary.types.items():
-        if kind is not TokenType.NORMAL or index < first:
+        if kind is not TokenType.NORMAL:
             scores.append(0.0 if kind is not TokenType.USER_DEFINED else -1000.0)
         elif ordered:
             scores.append(float(first - index))
