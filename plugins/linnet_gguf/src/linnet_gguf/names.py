@@ -1,10 +1,11 @@
-"""Tensor names and row orders of GGUF's ``llama`` architecture, both ways.
+"""Tensor names and row orders of GGUF's ``llama`` architecture and its kin, both ways.
 
 llama.cpp rotates neighbouring rows of a head together, Transformers rows half a head apart, so
 conversion interleaves the rows of every query and key head.
 """
 
 import re
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -32,25 +33,27 @@ ROPE_FACTORS = "rope_freqs.weight"
 """A table computed from the config, not a parameter."""
 
 _FROM_TOP = {theirs: ours for ours, theirs in TOP.items()}
-_FROM_LAYER = {theirs: ours for ours, theirs in LAYER.items()}
 _GGUF = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.([a-z_]+)\.(weight|bias)")
 _TRANSFORMERS = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,5})\.([a-z_.]+)\.(weight|bias)")
 
 
-def to_transformers(name: str) -> str | None:
+def to_transformers(name: str, layer: Mapping[str, str] = LAYER) -> str | None:
     """``blk.3.attn_q.weight`` to ``model.layers.3.self_attn.q_proj.weight``; None if unknown."""
     match = _GGUF.fullmatch(name)
-    if match is None or match[2] not in LAYER:
+    if match is None or match[2] not in layer:
         return TOP.get(name)
-    return f"model.layers.{match[1]}.{LAYER[match[2]]}.{match[3]}"
+    return f"model.layers.{match[1]}.{layer[match[2]]}.{match[3]}"
 
 
-def to_gguf(name: str) -> str | None:
+def to_gguf(name: str, layer: Mapping[str, str] = LAYER) -> str | None:
     """The inverse of ``to_transformers``."""
     match = _TRANSFORMERS.fullmatch(name)
-    if match is None or match[2] not in _FROM_LAYER:
+    if match is None:
         return _FROM_TOP.get(name)
-    return f"blk.{match[1]}.{_FROM_LAYER[match[2]]}.{match[3]}"
+    for theirs, ours in layer.items():
+        if ours == match[2]:
+            return f"blk.{match[1]}.{theirs}.{match[3]}"
+    return None
 
 
 def is_rotated(name: str) -> bool:

@@ -8,12 +8,10 @@ from linnet.errors import CheckpointError
 from linnet.spec.types import DType
 from linnet.weights.checkpoint import Checkpoint
 from linnet_gguf import llama
+from linnet_gguf.architectures import ARCHITECTURES
 from linnet_gguf.container import TensorInfo, read_container
 from linnet_gguf.metadata import Metadata
 from linnet_gguf.tokenizer import read_text
-
-ARCHITECTURES = {llama.ARCH: llama}
-"""By ``general.architecture``: modules with ``read_config`` and ``read_tensors``."""
 
 _DTYPE_NAMES = {DType.F32: "float32", DType.F16: "float16", DType.BF16: "bfloat16"}
 
@@ -37,8 +35,8 @@ class GGUFFormat:
                 f"holds a model of the architecture {name!r}; known here: "
                 f"{', '.join(sorted(ARCHITECTURES))}"
             )
-        config, notes = architecture.read_config(meta, container)
-        tensors = architecture.read_tensors(meta, container, config)
+        config, notes = llama.read_config(meta, container, architecture)
+        tensors = llama.read_tensors(meta, container, config, architecture)
         dtype = _dtype(container.tensors.values())
         text, token_ids, text_notes = read_text(meta, config)
         config |= {**token_ids, "dtype": dtype, "torch_dtype": dtype}

@@ -176,5 +176,7 @@ def both_ropes(rope: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _class_name(model_type: str) -> str:
+    if model_type == "gpt2":
+        return "GPT2LMHeadModel"
     words = model_type.removesuffix("_text").split("_")
     return "".join(word.capitalize() for word in words) + "ForCausalLM"

@@ -1,0 +1,73 @@
+"""The GGUF architectures that are read and written, as a table.
+
+Those here compute as Llama does: grouped-query attention with rotary positions, a gated
+feed-forward layer, RMS norms before both. They differ in names, biases, norms of queries and keys,
+and in which dimensions are rotated together.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from linnet_gguf.names import LAYER
+
+QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A value of ``general.architecture`` and the Transformers model that it is read as.
+
+    ``interleaved`` architectures rotate neighbouring rows of a head together, so the rows of
+    queries and keys are stored in another order. ``flags`` are the config's switches for biases,
+    with the linears that have one then; linears in no flag have a bias if the model always does.
+    """
+
+    name: str
+    model_type: str
+    transformers_class: str
+    interleaved: bool
+    flags: Mapping[str, tuple[str, ...]]
+    layer: Mapping[str, str]
+    written_as: tuple[str, ...]
+    """The values of ``model_type`` that are written as this architecture."""
+    never: tuple[str, ...] = ()
+    """Flags that llama.cpp does not have."""
+
+
+ARCHITECTURES = {
+    architecture.name: architecture
+    for architecture in (
+        Architecture(
+            name="llama",
+            model_type="llama",
+            transformers_class="LlamaForCausalLM",
+            interleaved=True,
+            flags={
+                "attention_bias": ("attn_q", "attn_k", "attn_v", "attn_output"),
+                "mlp_bias": ("ffn_gate", "ffn_up", "ffn_down"),
+            },
+            layer=LAYER,
+            written_as=("llama", "mistral"),
+        ),
+        Architecture(
+            name="qwen2",
+            model_type="qwen2",
+            transformers_class="Qwen2ForCausalLM",
+            interleaved=False,
+            flags={},
+            layer=LAYER,
+            written_as=("qwen2",),
+        ),
+        Architecture(
+            name="qwen3",
+            model_type="qwen3",
+            transformers_class="Qwen3ForCausalLM",
+            interleaved=False,
+            flags={"attention_bias": ("attn_q", "attn_k", "attn_v", "attn_output")},
+            layer=LAYER | QK_NORMS,
+            written_as=("qwen3",),
+            never=("attention_bias",),
+        ),
+    )
+}
+"""By ``general.architecture``."""
