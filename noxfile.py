@@ -11,7 +11,12 @@ nox.options.sessions = ["lint", "types", "tests"]
 nox.options.default_venv_backend = "venv"
 
 CORE = "linnet_core"
-PLUGINS = ["plugins/linnet_torch", "plugins/linnet_gguf", "plugins/linnet_hf"]
+PLUGINS = [
+    "plugins/linnet_torch",
+    "plugins/linnet_jax",
+    "plugins/linnet_gguf",
+    "plugins/linnet_hf",
+]
 PACKAGES = [CORE, *PLUGINS]
 SOURCES = [f"{package}/src" for package in PACKAGES]
 

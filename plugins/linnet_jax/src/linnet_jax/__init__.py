@@ -1,0 +1,1 @@
+"""JAX for Linnet: generated jax.numpy source, and StableHLO written from the program."""

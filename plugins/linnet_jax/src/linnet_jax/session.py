@@ -1,0 +1,100 @@
+"""A loaded model: weights and caches on a device, and one compiled program for each shape.
+
+Knows what is run only as a ``Compiler``: the modes differ in nothing else.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import jax
+import numpy as np
+
+from linnet.errors import UnavailableError
+from linnet.plugins.interfaces import Granted
+from linnet.runtime.requests import check_inputs
+from linnet.spec.program import CONTEXT, ROWS
+from linnet.weights.binding import BoundModel
+from linnet.weights.checkpoint import Array
+from linnet_jax.buckets import pad
+
+Arrays = list[jax.Array]
+Step = Callable[[Arrays, Arrays, Sequence[Array]], tuple[jax.Array, Arrays]]
+"""Weights, states and inputs to the result and the new states; the old ones are donated."""
+
+
+class Compiler(Protocol):
+    """What a mode is."""
+
+    text: str
+
+    def compile(
+        self, entry: str, weights: Arrays, states: Arrays, inputs: Sequence[Array], end: int | None
+    ) -> Step:
+        """One entry for these shapes; ``end`` is how much of the states is read."""
+
+
+class JaxSession:
+    """Runs the entries of a program that a compiler makes executable."""
+
+    def __init__(
+        self,
+        model: BoundModel,
+        compiler: Compiler,
+        weights: Mapping[str, jax.Array],
+        device: jax.Device,
+        granted: Granted,
+    ) -> None:
+        self._model, self._compiler, self._device = model, compiler, device
+        self._weights: Arrays | None = list(weights.values())
+        sizes = {ROWS: granted.rows, CONTEXT: granted.max_seq}
+        dtype = self._weights[0].dtype
+        self._states = [
+            jax.device_put(
+                np.zeros([sizes[d] if isinstance(d, str) else d for d in s.type.shape], dtype),
+                device,
+            )
+            for s in model.program.states
+        ]
+        self._steps: dict[tuple[object, ...], Step] = {}
+        held = {str(d) for array in self._weights for d in array.devices()}
+        if held != {str(device)}:
+            raise UnavailableError(f"the weights are on {', '.join(held)}, not on {device}")
+        self.granted = granted
+
+    @property
+    def compiled(self) -> int:
+        """How many programs were compiled so far: one for each entry and shape that was met."""
+        return len(self._steps)
+
+    def run(self, entry: str, inputs: Mapping[str, Array]) -> Array:
+        """Run one entry. Logits come back as float32, tokens as int32, in memory of their own.
+
+        Raises RequestError for inputs that are not what the entry takes.
+        """
+        if self._weights is None:
+            raise UnavailableError("this session is closed; load the model again")
+        granted, program = self.granted, self._model.program
+        check_inputs(program, granted.rows, granted.max_seq, self._model.vocab, entry, inputs)
+        padded, end, answer = pad(inputs, granted.rows, granted.max_seq)
+        arrays = [padded[value.name] for value in program.entries[entry].inputs]
+        key = (entry, end, *(array.shape for array in arrays))
+        step = self._steps.get(key)
+        if step is None:
+            states = self._states if end is not None else []
+            step = self._compiler.compile(entry, self._weights, states, arrays, end)
+            self._steps[key] = step
+        if end is None:
+            result, _ = step(self._weights, [], arrays)
+        else:
+            result, self._states = step(self._weights, self._states, arrays)
+        return np.array(result)[answer]
+
+    def source(self) -> str:
+        """What the compiler compiles."""
+        return self._compiler.text
+
+    def close(self) -> None:
+        """Free weights and caches."""
+        self._weights = None
+        self._states = []
+        self._steps = {}
