@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def record(environment: its.Environment, **changes: object) -> None:
     environment.python.parent.mkdir(parents=True)
     environment.python.symlink_to(sys.executable)
     told = {
-        "packages": list(environment.packages),
+        "packages": environment.wanted,
         "distribution": environment.distribution,
         "linnet": __version__,
         "python": "3.11.7",
@@ -66,6 +67,16 @@ def test_methods_share_an_environment() -> None:
 def test_one_name_has_one_list_of_packages() -> None:
     with pytest.raises(PluginError, match=r"(?s)'peer' is to hold x==1 .*'a'.* and x==2 \('b'"):
         its.environments(manager(method("a", "x==1"), method("b", "x==2")))
+
+
+def test_what_is_to_be_removed_is_part_of_the_list() -> None:
+    given = replace(method("a", "x==1"), without=("y",))
+    (environment,) = its.environments(manager(given)).values()
+    assert environment.wanted == ["x==1", "-y"]
+    with pytest.raises(PluginError, match=r"x==1, -y .* and x==1 \('b'"):
+        its.environments(manager(given, method("b", "x==1")))
+    record(environment, packages=["x==1", "-y"], granted={"x": "1"})
+    assert its.ready(manager(given), given)[1].versions() == "x 1"
 
 
 def test_what_there_is_not_is_said() -> None:

@@ -2,8 +2,8 @@
 
 An environment is a venv in Linnet's cache folder. It holds Linnet's core, the distribution that
 offers the method without that distribution's own dependencies (they may be what the peer pins
-otherwise), and the packages that the method states. Its record is written last: without one
-there is no environment, whatever lies in the folder.
+otherwise), and the packages that the method states, less those that it wants removed. Its record
+is written last: without one there is no environment, whatever lies in the folder.
 """
 
 import json
@@ -41,9 +41,15 @@ class Environment:
 
     name: str
     packages: tuple[str, ...]
+    without: tuple[str, ...]
     distribution: str
     """The distribution that offers the methods."""
     methods: tuple[str, ...]
+
+    @property
+    def wanted(self) -> list[str]:
+        """The packages as a record has them; those to be removed with a minus."""
+        return [*self.packages, *(f"-{name}" for name in self.without)]
 
     @property
     def folder(self) -> Path:
@@ -69,7 +75,7 @@ class Record:
     def versions(self) -> str:
         """The stated packages with the versions granted, in a line."""
         granted = {_plain(name): version for name, version in self.granted.items()}
-        names = [_requirement_name(package) for package in self.packages]
+        names = [_requirement_name(p) for p in self.packages if not p.startswith("-")]
         return ", ".join(f"{name} {granted.get(_plain(name), 'missing')}" for name in names)
 
 
@@ -84,14 +90,15 @@ def environments(manager: PluginManager) -> dict[str, Environment]:
             continue
         owner = manager.owner(method).distribution
         other = found.get(method.environment)
-        if other and (other.packages, other.distribution) != (method.packages, owner):
-            raise PluginError(
-                f"the environment {method.environment!r} is to hold {', '.join(other.packages)} "
-                f"(bench method {other.methods[0]!r} of {other.distribution}) and "
-                f"{', '.join(method.packages)} ({method.name!r} of {owner}); one name, one list"
-            )
         methods = (*(other.methods if other else ()), method.name)
-        found[method.environment] = Environment(method.environment, method.packages, owner, methods)
+        now = Environment(method.environment, method.packages, method.without, owner, methods)
+        if other and (other.wanted, other.distribution) != (now.wanted, owner):
+            raise PluginError(
+                f"the environment {method.environment!r} is to hold {', '.join(other.wanted)} "
+                f"(bench method {other.methods[0]!r} of {other.distribution}) and "
+                f"{', '.join(now.wanted)} ({method.name!r} of {owner}); one name, one list"
+            )
+        found[method.environment] = now
     return found
 
 
@@ -111,7 +118,7 @@ def state(environment: Environment) -> str:
     record = read_record(environment)
     if record is None:
         return "not set up"
-    if record.packages != list(environment.packages):
+    if record.packages != environment.wanted:
         return f"made for {', '.join(record.packages)}"
     if record.linnet != __version__ or record.distribution != environment.distribution:
         return f"made for linnet {record.linnet} and {record.distribution}"
@@ -148,11 +155,14 @@ def setup(environment: Environment, report: Callable[[str], None]) -> Record:
         pip = [str(environment.python), "-m", "pip", "install", "--no-input"]
         report(f"installing {', '.join(environment.packages)}: this may take minutes")
         _run(environment, [*pip, *core, *environment.packages])
+        if environment.without:
+            uninstall = [*pip[:-2], "uninstall", "--yes"]
+            _run(environment, [*uninstall, *environment.without])
         if environment.distribution != "linnet":
             _run(environment, [*pip, "--no-deps", *offering])
         granted = _run(environment, [str(environment.python), "-c", _LIST_VERSIONS])
         record = Record(
-            packages=list(environment.packages),
+            packages=environment.wanted,
             distribution=environment.distribution,
             linnet=__version__,
             python=sys.version.split()[0],

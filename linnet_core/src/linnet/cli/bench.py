@@ -82,7 +82,7 @@ def list_environments(found: "list[Environment]", as_json: bool) -> None:
     print_table(
         ("NAME", "STATE", "METHODS", "PACKAGES"),
         [
-            (each.name, state(each), ", ".join(each.methods), ", ".join(each.packages))
+            (each.name, state(each), ", ".join(each.methods), ", ".join(each.wanted))
             for each in found
         ],
     )
@@ -167,7 +167,8 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """A row of the table: medians, with the spread of the two that matter most."""
     metrics, distance = row["metrics"], row["distance"]
     if row["error"]:
-        return (row["title"], row["dtype"], row["error"], *[""] * (len(HEAD) - 3))
+        # The last column is printed as it comes: there a reason widens none of the others.
+        return (row["title"], row["dtype"], *["-"] * (len(HEAD) - 3), row["error"])
 
     def spread(name: str, digits: int) -> str:
         found = metrics[name]

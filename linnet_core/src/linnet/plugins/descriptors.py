@@ -106,7 +106,8 @@ class BenchMethod:
 
     A method with ``environment``, a name, is a ``PeerMethodInterface`` and measures in a venv of
     its own: ``linnet bench setup NAME`` makes it, with the pinned requirements ``packages``.
-    Methods may share one, if they state the same packages.
+    ``without`` are packages that those bring and that do not work beside them: they are removed.
+    Methods may share an environment, if they state the same of it.
     """
 
     name: str
@@ -116,6 +117,7 @@ class BenchMethod:
     dtypes: tuple[str, ...]
     environment: str = ""
     packages: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
     extra: str = ""
     api_version: int = field(kw_only=True)

@@ -129,6 +129,8 @@ def check_descriptor(descriptor: Descriptor) -> None:
                 raise PluginError(f"{what} has environment {descriptor.environment!r}, not a name")
             if bool(descriptor.environment) != bool(descriptor.packages):
                 raise PluginError(f"{what} needs both environment and packages, or neither")
+            if descriptor.without and not descriptor.environment:
+                raise PluginError(f"{what} has without, and no environment")
 
 
 def _answers(loaded: LoadedPlugin) -> Iterator[tuple[str, Any]]:

