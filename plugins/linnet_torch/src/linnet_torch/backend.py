@@ -8,6 +8,7 @@ import torch
 
 from linnet.errors import UnavailableError
 from linnet.plugins.interfaces import LoadOptions, Probe
+from linnet.spec.passes.join import join_linears
 from linnet.spec.types import DType
 from linnet.weights.binding import BoundModel
 from linnet_torch.session import TorchSession
@@ -31,7 +32,7 @@ class TorchBackend:
 
     def source(self, model: BoundModel, options: LoadOptions) -> str:
         """The source it would run for these options; reads no weights."""
-        return generate(model.program, options.numerics).text
+        return generate(join_linears(model.program), options.numerics).text
 
     def load(self, model: BoundModel, options: LoadOptions) -> TorchSession:
         """Read the weights and make the caches.
@@ -68,8 +69,8 @@ class TorchBackend:
             "notes": notes,
         }
         if mode == "eager":
-            source = generate(model.program, options.numerics)
-            return TorchSession(model, model.program, source, **granted)
+            program = join_linears(model.program)
+            return TorchSession(model, program, generate(program, options.numerics), **granted)
         from linnet_torch.compiled_session import CompiledSession
 
         return CompiledSession(model, **granted)

@@ -160,7 +160,17 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     parts = [first * cos - second * sin, second * cos + first * sin]
     if x.shape[-1] > 2 * N:
         parts.append(x[..., 2 * N :].float())
-    return torch.cat(parts, dim=-1).type_as(x)
+    return torch.cat(parts, dim=-1).to(x.dtype)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [..., K] times weight [N, K]: [..., N]."""
+    one = x.device.type == "cpu" and x.dtype is not torch.float32 and x.numel() == x.shape[-1]
+    if not one:
+        return F.linear(x, weight, bias)
+    # In bf16 and f16, a CPU reads a weight faster for a vector than for a matrix of one row.
+    y = weight.mv(x.reshape(-1))
+    return (y if bias is None else y + bias).reshape(*x.shape[:-1], -1)
 
 
 def layer_norm(x: Tensor, scale: Tensor, bias: Tensor | None = None, *, eps: float) -> Tensor:

@@ -362,7 +362,7 @@ RULES: dict[str, Rule] = {
     "cumsum": _method("cumsum", "dim=-1"),
     "matmul": lambda _, __, x: Expr(f"{x[0].at(PRODUCT)} @ {x[1].at(PRODUCT + 1)}", PRODUCT),
     "gather": _gather,
-    "linear": _function("F.linear"),
+    "linear": _helper("linear"),
     "embedding": _function("F.embedding"),
     "rms_norm": _rms_norm,
     "layer_norm": _helper("layer_norm", "eps"),
