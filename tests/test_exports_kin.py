@@ -38,6 +38,16 @@ KIN: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
     "qwen2 tied": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
+    "gemma3": (
+        "Gemma3Text",
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 32,
+            "num_hidden_layers": 7,
+            "tie_word_embeddings": True,
+        },
+    ),
 }
 
 
@@ -46,10 +56,13 @@ def made(name: str, folder: Path) -> Any:
     kind, settings = KIN[name]
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**SIZES | settings)
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    model_class = f"{kind.removesuffix('Text')}ForCausalLM"
+    model = getattr(transformers, model_class)(config).eval()
     with torch.no_grad():
         for path, parameter in model.named_parameters():
-            if "norm" in path:
+            if "norm" in path and kind == "Gemma3Text":
+                parameter.copy_((torch.rand_like(parameter) - 0.5).bfloat16())
+            elif "norm" in path:
                 parameter.uniform_(0.7, 1.3)
             elif "bias" in path:
                 parameter.uniform_(-0.5, 0.5)

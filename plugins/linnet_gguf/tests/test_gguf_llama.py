@@ -266,7 +266,7 @@ REFUSED = {
     "llama.feed_forward_length": (None, "llama.feed_forward_length is None"),
     "llama.attention.head_count": (None, "llama.attention.head_count"),
     "llama.attention.layer_norm_rms_epsilon": (None, "layer_norm_rms_epsilon"),
-    "general.architecture": ("mamba", "architecture 'mamba'; known here: llama"),
+    "general.architecture": ("mamba", "architecture 'mamba'; known here: gemma3, llama, qwen2"),
     "llama.expert_count": (8, "expert_count is 8: mixtures of experts"),
     "llama.attention.head_count_kv": (4, "head_count is 6 and .*_kv is 4"),
     "llama.attention.scale": (0.5, "sets llama.attention.scale, which this reader does not know"),

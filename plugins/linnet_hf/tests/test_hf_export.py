@@ -213,9 +213,9 @@ def test_an_export_that_differs_is_not_kept(tmp_path: Path, monkeypatch: Any) ->
     name = "model.layers.1.input_layernorm.weight"
     honest = export._entry
 
-    def faulty(parameter: Any, *rest: Any) -> Any:
-        entry = honest(parameter, *rest)
-        scaled = parameter.path == name
+    def faulty(tensor: Any, *rest: Any) -> Any:
+        entry = honest(tensor, *rest)
+        scaled = tensor.name == name
         return entry._replace(read=lambda: entry.read() * np.float32(1.01)) if scaled else entry
 
     monkeypatch.setattr(export, "_entry", faulty)

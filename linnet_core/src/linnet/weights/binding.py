@@ -49,6 +49,25 @@ def matrix_dtype(model: BoundModel) -> DType:
     return kinds.pop() if len(kinds) == 1 else DType.F32
 
 
+def stored_tensors(model: BoundModel) -> dict[str, StoredTensor]:
+    """The checkpoint's own tensors, in the Transformers dialect and under its full names.
+
+    What exporters carry over, where parameters are already in the spec's conventions. In the
+    program's order where every parameter is a tensor. A tied head is left out.
+    """
+    tensors = model.checkpoint.tensors
+    found = {
+        path: tensors[name]
+        for path in model.parameters
+        for name in (path, path.removeprefix("model."))[: 1 if path in tensors else 2]
+        if name in tensors
+    }
+    if len(found) == len(model.parameters):
+        return found
+    tied = {p.path for p in model.program.parameters if p.tied_to is not None}
+    return {name: tensor for name, tensor in tensors.items() if name not in tied}
+
+
 _SHOWN = 8  # how many names of a kind an error lists
 
 

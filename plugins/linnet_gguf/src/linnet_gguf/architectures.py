@@ -1,8 +1,8 @@
 """The GGUF architectures that are read and written, as a table.
 
 Those here compute as Llama does: grouped-query attention with rotary positions, a gated
-feed-forward layer, RMS norms before both. They differ in names, biases, norms of queries and keys,
-and in which dimensions are rotated together.
+feed-forward layer, RMS norms before both. They differ in names, biases, further norms, windows, and
+in which dimensions are rotated together.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,14 @@ from dataclasses import dataclass
 
 from linnet_gguf.names import LAYER
 
+GEMMA3_LAYER = {
+    **{name: theirs for name, theirs in LAYER.items() if name != "ffn_norm"},
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 
 
@@ -32,6 +40,10 @@ class Architecture:
     """The values of ``model_type`` that are written as this architecture."""
     never: tuple[str, ...] = ()
     """Flags that llama.cpp does not have."""
+    norms_from_one: bool = False
+    """Whether Transformers stores norms as their difference from one, and GGUF as they are."""
+    windowed: bool = False
+    """Whether layers take turns at a sliding window, as in Gemma 3."""
 
 
 ARCHITECTURES = {
@@ -67,6 +79,18 @@ ARCHITECTURES = {
             layer=LAYER | QK_NORMS,
             written_as=("qwen3",),
             never=("attention_bias",),
+        ),
+        Architecture(
+            name="gemma3",
+            model_type="gemma3_text",
+            transformers_class="Gemma3ForCausalLM",
+            interleaved=False,
+            flags={"attention_bias": ("attn_q", "attn_k", "attn_v", "attn_output")},
+            layer=GEMMA3_LAYER,
+            written_as=("gemma3_text",),
+            never=("attention_bias",),
+            norms_from_one=True,
+            windowed=True,
         ),
     )
 }

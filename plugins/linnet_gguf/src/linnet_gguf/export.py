@@ -90,7 +90,7 @@ class GGUFExporter:
         stream = OneAtATime()
         tensors = [
             TensorOut(name, shape, BY_NAME[_encoding(name, shape, dtype)], stream.reading(read))
-            for name, shape, read in llama_writer.tensors(model, architecture)
+            for name, shape, read in llama_writer.tensors(model, architecture, text.notes)
         ]
         file = f"model-{dtype}.gguf"
         with new_folder(folder) as beside:

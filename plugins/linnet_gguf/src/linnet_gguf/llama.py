@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from linnet.weights.checkpoint import Array, StoredTensor
-from linnet_gguf import names
+from linnet_gguf import gemma3, names
 from linnet_gguf.architectures import Architecture
 from linnet_gguf.container import Container, TensorInfo
 from linnet_gguf.metadata import Metadata
@@ -73,7 +73,10 @@ def read_config(
     if rope["rope_type"] != "default":
         config["rope_scaling"] = {k: v for k, v in rope.items() if k != "rope_theta"}
     window = meta.optional(f"{arch.name}.attention.sliding_window", int)
-    if window:
+    if arch.windowed:
+        config |= gemma3.settings(meta, config, window)
+        del config["hidden_act"]  # it has a name of its own
+    elif window:
         config["sliding_window"] = window
     meta.read.update(f"{arch.name}.{name}" for name in HARMLESS)
     unknown = meta.unread(f"{arch.name}.")
@@ -107,7 +110,10 @@ def read_tensors(
                     f"the tensor {name} has the shape {info.shape}, but {heads} heads of "
                     f"{config['head_dim']} make {heads * config['head_dim']} rows"
                 )
-        tensors[ours] = _stored(ours, container.data, info, heads, int(config["head_dim"]))
+        stored = _stored(ours, container.data, info, heads, int(config["head_dim"]))
+        if arch.norms_from_one and name.endswith("norm.weight"):
+            stored = gemma3.norm_from_one(stored)
+        tensors[ours] = stored
     return tensors
 
 

@@ -13,9 +13,9 @@ from linnet.errors import UnavailableError
 from linnet.models.config import Reader
 from linnet.models.llama import read_windows
 from linnet.models.rope import Rope, read_rope
-from linnet.weights.binding import BoundModel
+from linnet.weights.binding import BoundModel, stored_tensors
 from linnet.weights.checkpoint import Array
-from linnet_gguf import names
+from linnet_gguf import gemma3, names
 from linnet_gguf.architectures import Architecture
 from linnet_gguf.container import Value
 from linnet_gguf.rope import YARN_SETTINGS, llama3_factors
@@ -41,13 +41,14 @@ class Sizes:
 
 def read_sizes(model: BoundModel, arch: Architecture) -> Sizes:
     """Raises UnavailableError for what llama.cpp does not have."""
-    read = Reader(model.checkpoint.config)
+    config = model.checkpoint.config
+    read = Reader(gemma3.full_rope(config) if arch.windowed else config)
     layers, hidden = read.size("num_hidden_layers"), read.size("hidden_size")
     heads = read.size("num_attention_heads")
     head_dim = read.size("head_dim", hidden // heads)
     context = read.default("max_position_embeddings", 2048)
     narrow = [w for w in read_windows(read, layers) if w is not None and w < context]
-    if narrow:
+    if narrow and not arch.windowed:
         raise UnavailableError(
             f"the model has a sliding window of {min(narrow)} tokens, which llama.cpp's "
             f"{arch.name} architecture does not have: it would see all of them"
@@ -86,26 +87,29 @@ def metadata(model: BoundModel, arch: Architecture) -> dict[str, Value]:
         "vocab_size": model.vocab,
         "rope.dimension_count": c.head_dim,
         **rope_keys(c.rope),
+        **(gemma3.keys(model.checkpoint.config) if arch.windowed else {}),
     }
     return {f"{arch.name}.{key}": value for key, value in keys.items()}
 
 
-def tensors(model: BoundModel, arch: Architecture) -> list[Source]:
-    """Every tensor, none of them read yet."""
+def tensors(model: BoundModel, arch: Architecture, notes: list[str]) -> list[Source]:
+    """Every tensor, no matrix of them read yet; ``notes`` grows."""
     c = read_sizes(model, arch)
     found: list[Source] = []
     factors = rope_factors(c.rope, c.head_dim)
     if factors is not None:
         found.append((names.ROPE_FACTORS, factors.shape, lambda: factors))
-    for path, parameter in model.parameters.items():
+    for path, stored in stored_tensors(model).items():
         name = names.to_gguf(path, arch.layer)
         if name is None:
             raise UnavailableError(f"{path} has no name in GGUF's {arch.name} architecture")
-        read = parameter.read
+        read = stored.read
         if arch.interleaved and names.is_rotated(name):
             heads = c.kv_heads if ".attn_k." in name else c.heads
             read = reordered(read, names.interleaved(heads, c.head_dim))
-        found.append((name, parameter.shape, read))
+        if arch.norms_from_one and name.endswith("norm.weight"):
+            read = gemma3.norm_itself(name, read, notes)
+        found.append((name, stored.shape, read))
     return found
 
 

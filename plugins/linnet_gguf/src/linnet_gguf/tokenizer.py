@@ -96,7 +96,8 @@ def read_text(
         prefix = meta.optional(f"{PREFIX}add_space_prefix", bool) is not False
         adds_bos, adds_eos = _adds(meta, ids, bos=True)
         parts = _sentence_piece(meta, vocabulary, ids, prefix)
-        tokenizer_class = "LlamaTokenizer"
+        is_llama = config["model_type"] == "llama"
+        tokenizer_class = "LlamaTokenizer" if is_llama else "PreTrainedTokenizerFast"
     tokenizer = {
         "version": "1.0",
         "truncation": None,

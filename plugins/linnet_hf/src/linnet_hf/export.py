@@ -5,6 +5,7 @@ Imports no framework: nothing here needs Transformers itself.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from linnet.plugins.interfaces import Artifact
 from linnet.spec.types import DType
 from linnet.verification.engine import Engine, verifier
 from linnet.verification.verify import Bound, Reference, save, verify
-from linnet.weights.binding import BoundModel, BoundParameter, matrix_dtype
-from linnet.weights.checkpoint import Array
+from linnet.weights.binding import BoundModel, matrix_dtype, stored_tensors
+from linnet.weights.checkpoint import Array, StoredTensor
 from linnet.weights.dtypes import cast
 from linnet.weights.mapped import OneAtATime
 from linnet.weights.paths import new_folder
@@ -63,7 +64,10 @@ class TransformersExporter:
         stream = OneAtATime()
         notes: list[str] = []
         exact = options.get("dtype") is None
-        entries = [_entry(p, dtype, exact, stream, notes) for p in model.parameters.values()]
+        entries = [
+            _entry(replace(t, name=name), dtype, exact, stream, notes)
+            for name, t in stored_tensors(model).items()
+        ]
         with new_folder(folder) as beside:
             write_json(beside / "config.json", full_config(model, dtype))
             write_text_files(model, beside)
@@ -126,27 +130,26 @@ def _limit(asked: Any) -> int:
 
 
 def _entry(
-    parameter: BoundParameter, dtype: DType, exact: bool, stream: OneAtATime, notes: list[str]
+    tensor: StoredTensor, dtype: DType, exact: bool, stream: OneAtATime, notes: list[str]
 ) -> Entry:
     """A tensor to write, in ``dtype`` unless it must be ``exact`` and that would round it."""
-    if exact and parameter.dtype is not dtype and not _holds(parameter, dtype):
+    if exact and tensor.dtype is not dtype and not _holds(tensor, dtype):
         notes.append(
-            f"{parameter.path} is written as {parameter.dtype}, as it is stored: {dtype} would "
-            "round it"
+            f"{tensor.name} is written as {tensor.dtype}, as it is stored: {dtype} would round it"
         )
-        dtype = parameter.dtype
-    read: Callable[[], Array] = stream.reading(parameter.read)
+        dtype = tensor.dtype
+    read: Callable[[], Array] = stream.reading(tensor.read)
     kind = dtype
-    return Entry(parameter.path, kind, parameter.shape, lambda: cast(read(), kind, parameter.path))
+    return Entry(tensor.name, kind, tensor.shape, lambda: cast(read(), kind, tensor.name))
 
 
-def _holds(parameter: BoundParameter, dtype: DType) -> bool:
+def _holds(tensor: StoredTensor, dtype: DType) -> bool:
     """Whether every value of a tensor is one of ``dtype``'s."""
-    widening = parameter.dtype in DTYPES and dtype is DType.F32
+    widening = tensor.dtype in DTYPES and dtype is DType.F32
     if widening:
         return True
-    values = parameter.read()
-    return bool(np.array_equal(cast(values, dtype, parameter.path).astype(values.dtype), values))
+    values = tensor.read()
+    return bool(np.array_equal(cast(values, dtype, tensor.name).astype(values.dtype), values))
 
 
 def full_config(model: BoundModel, dtype: DType) -> dict[str, Any]:
@@ -155,8 +158,10 @@ def full_config(model: BoundModel, dtype: DType) -> dict[str, Any]:
     config.setdefault("architectures", [_class_name(str(config["model_type"]))])
     config["tie_word_embeddings"] = any(p.tied_to for p in model.program.parameters)
     config |= {"dtype": DTYPES[dtype], "torch_dtype": DTYPES[dtype]}
-    rope = model.describe.get("rope")
-    if isinstance(rope, Mapping):
+    rope, stated = model.describe.get("rope"), config.get("rope_parameters") or {}
+    if isinstance(stated.get("full_attention"), Mapping):
+        config |= ropes_by_layer_type(stated)
+    elif isinstance(rope, Mapping) and {"kind", "theta", "settings"} <= rope.keys():
         config |= both_ropes(rope)
         if rope["kind"] == "default":
             config.pop("rope_scaling", None)
@@ -173,6 +178,17 @@ def both_ropes(rope: Mapping[str, Any]) -> dict[str, Any]:
     if rope["kind"] != "default":
         both["rope_scaling"] = scaling
     return both
+
+
+def ropes_by_layer_type(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary settings for each type of layer, as Gemma 3 had them before Transformers 5."""
+    full, sliding = stated["full_attention"], stated.get("sliding_attention", {})
+    flat: dict[str, Any] = {"rope_theta": full.get("rope_theta")}
+    if "rope_theta" in sliding:
+        flat["rope_local_base_freq"] = sliding["rope_theta"]
+    scaling = {name: value for name, value in full.items() if name != "rope_theta"}
+    flat["rope_scaling"] = scaling if scaling.get("rope_type", "default") != "default" else None
+    return {name: value for name, value in flat.items() if value is not None}
 
 
 def _class_name(model_type: str) -> str:
