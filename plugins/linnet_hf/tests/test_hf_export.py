@@ -222,3 +222,18 @@ def test_an_export_that_differs_is_not_kept(tmp_path: Path, monkeypatch: Any) ->
     with pytest.raises(VerificationError, match=r"max_abs is .*, above 0; nothing was written"):
         linnet.hf.export(model, tmp_path / "out", verify="transformers")
     assert not list(tmp_path.iterdir())
+
+
+def test_names_are_whole_and_a_tied_head_is_written_once(tmp_path: Path) -> None:
+    """From a checkpoint whose names lack the prefix and that stores its tied head as well."""
+    model = f0(tie_word_embeddings=True)
+    stored = {
+        name.removeprefix("model."): replace(tensor, name=name.removeprefix("model."))
+        for name, tensor in model.checkpoint.tensors.items()
+    }
+    stored["lm_head.weight"] = replace(stored["embed_tokens.weight"], name="lm_head.weight")
+    odd = Llama().bind(replace(model.checkpoint, tensors=stored))
+    linnet.hf.export(odd, tmp_path / "odd")
+    linnet.hf.export(model, tmp_path / "plain")
+    written = (tmp_path / "odd" / "model.safetensors").read_bytes()
+    assert written == (tmp_path / "plain" / "model.safetensors").read_bytes()
