@@ -58,6 +58,40 @@ def slow(session: nox.Session) -> None:
     session.run("pytest", "-m", "slow", *session.posargs)
 
 
+def peer(session: nox.Session, *names: str) -> None:
+    """Set up the environments of peers in the cache folder, and run the tests that need them."""
+    install(session, *PACKAGES)
+    session.install(*TESTING)
+    for name in names:
+        session.run("linnet", "bench", "setup", name)
+    for name in names:
+        session.run("pytest", "-m", "slow", "-k", f"test_a_peer and {name}", *session.posargs)
+
+
+@nox.session(name="peers-llamacpp", default=False)
+def peers_llamacpp(session: nox.Session) -> None:
+    """llama.cpp is measured, and agrees with the reference."""
+    peer(session, "llamacpp")
+
+
+@nox.session(name="peers-vllm", default=False)
+def peers_vllm(session: nox.Session) -> None:
+    """vLLM is measured on a checkpoint and on Linnet's export; gigabytes."""
+    peer(session, "vllm")
+
+
+@nox.session(name="peers-keras", default=False)
+def peers_keras(session: nox.Session) -> None:
+    """KerasHub is measured, and agrees with the reference."""
+    peer(session, "kerashub")
+
+
+@nox.session(name="peers-onnx", default=False)
+def peers_onnx(session: nox.Session) -> None:
+    """optimum-onnx and ONNX Runtime GenAI are measured."""
+    peer(session, "optimum-onnx", "ort-genai")
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff: rules and formatting."""

@@ -29,6 +29,8 @@ class LlamaCpp:
         from linnet_gguf.export import GGUFExporter
 
         bound = bind(job.model)
+        if bound.checkpoint.text.tokenizer is None:
+            raise BenchError("llama.cpp loads no model without a tokenizer, and this one has none")
         artifact = GGUFExporter().export(bound, Path(job.folder) / "gguf", {"dtype": job.dtype})
         workload = job.workload
         middle = workload.prompt_tokens + workload.new_tokens // 2
