@@ -86,6 +86,7 @@ def test_engines_that_are_not_driven_give_the_reason(model: Path, tmp_path: Path
     [
         # KerasHub takes no epsilon of the norms from the config, and is that far off.
         ("kerashub", 0.05),
+        ("optimum-onnx", 1e-3),
         ("vllm", 1e-3),
         ("vllm-export", 1e-3),
     ],

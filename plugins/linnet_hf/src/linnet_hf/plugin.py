@@ -15,11 +15,16 @@ VLLM = (
     # They come built for CUDA, do not load beside a PyTorch for CPUs, and are for other models.
     ("torchvision", "torchaudio", "torchcodec"),
 )
-# Its exporter loads the checkpoint with PyTorch; its later releases come built for CUDA.
+# The exporters of both load the checkpoint with PyTorch; its later releases come built for CUDA.
 EXPORTING = ("torch==2.13.0", "onnx==1.23.2", "onnxruntime==1.32.0")
 OPTIMUM = (
     "optimum-onnx",
     ("optimum-onnx==0.1.0", "transformers==4.57.6", *EXPORTING),
+    (),
+)
+GENAI = (
+    "ort-genai",
+    ("onnxruntime-genai==0.18.0", "transformers==5.24.0", "onnx-ir==1.1.0", *EXPORTING),
     (),
 )
 NONE = ("", (), ())
@@ -31,6 +36,7 @@ ONNX = "ONNX Runtime and TensorRT"
 ROWS = (
     ("kerashub", "kerashub:KerasHub", "KerasHub", "JAX", FLOATS, KERAS),
     ("optimum-onnx", "optimum_onnx:OptimumOnnx", "optimum-onnx", ONNX, ("f32",), OPTIMUM),
+    ("ort-genai", "ort_genai:OrtGenAI", "ONNX Runtime GenAI", ONNX, ("f32", "int4"), GENAI),
     ("vllm", "vllm:VLLM", "vLLM", ENGINES, FLOATS, VLLM),
     ("vllm-export", "vllm:VLLMExport", "vLLM on Linnet's export", ENGINES, FLOATS, VLLM),
     ("sglang", "declared:SGLang", "SGLang", ENGINES, ("bf16",), NONE),
