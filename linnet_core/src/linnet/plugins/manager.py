@@ -37,7 +37,7 @@ D = TypeVar("D", Family, Format, Backend, Exporter, BenchMethod)
 
 OFFICIAL: Mapping[str, tuple[tuple[type[Descriptor], str], ...]] = {
     "torch": ((Backend, "torch"),),
-    "jax": ((Backend, "jax"),),
+    "jax": ((Backend, "jax"), (Exporter, "stablehlo")),
     "gguf": ((Format, "gguf"), (Exporter, "gguf")),
     "hf": ((Backend, "transformers"), (Exporter, "hf")),
 }

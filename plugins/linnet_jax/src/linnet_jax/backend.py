@@ -14,7 +14,7 @@ from linnet_jax.session import Compiler, JaxSession
 from linnet_jax.source import generate
 from linnet_jax.weights import read_weights
 
-MODES = ("jax",)
+MODES = ("jax", "stablehlo")
 DEVICES = ("cpu", "cuda")
 DTYPES = {"f32": DType.F32, "bf16": DType.BF16, "f16": DType.F16}
 
@@ -46,7 +46,13 @@ class JaxBackend:
         max_seq = options.max_seq or model.max_positions
         if max_seq is None:
             raise UnavailableError("this model states no longest sequence: give max_seq")
-        compiler: Compiler = SourceCompiler(model.program, options.numerics, dtype, device)
+        compiler: Compiler
+        if mode == "jax":
+            compiler = SourceCompiler(model.program, options.numerics, dtype, device)
+        else:
+            from linnet_jax.stablehlo_compiler import ModuleCompiler
+
+            compiler = ModuleCompiler(model.program, dtype, options.rows, max_seq, device)
         weights = read_weights(model, dtype, device)
         granted = Granted(
             backend="jax",

@@ -60,8 +60,10 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """x [..., K] times the transposed weight [N, K], summed in f32."""
     rows = math.prod(x.shape[:-1])
     if PLATFORM == "cpu" and weight.dtype != jnp.float32 and rows <= 4:
-        # XLA's CPU dot of two-byte floats is ten times slower than the sum of products.
-        y = jnp.sum(wide(x)[..., None, :] * wide(weight), axis=-1)
+        # XLA's CPU dot of two-byte floats is many times slower than sums of products; and these
+        # are fast with two axes, not with more.
+        parts = [jnp.sum(row * wide(weight), axis=-1) for row in wide(x).reshape(rows, -1)]
+        y = jnp.stack(parts).reshape(*x.shape[:-1], -1)
     else:
         contract = (((x.ndim - 1,), (1,)), ((), ()))
         y = lax.dot_general(
@@ -140,8 +142,6 @@ def attend(
     visible = key <= query
     if window is not None:
         visible &= key > query - window
-    if dtype == jnp.float16:  # what overflowed earlier is infinite, and 0 times that is NaN
-        v = jnp.where(visible.any(axis=3)[:, 0, 0, :, None, None], v, 0)
     p = softmax(jnp.where(visible, scores, -3.0e38))
     if S == 1:
         y = jnp.sum(p[:, :, :, 0].transpose(0, 3, 1, 2)[..., None] * v[:, :, :, None], axis=1)

@@ -4,7 +4,7 @@ Knows what is run only as a ``Compiler``: the modes differ in nothing else.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -25,12 +25,19 @@ Step = Callable[[Arrays, Arrays, Sequence[Array]], tuple[jax.Array, Arrays]]
 class Compiler(Protocol):
     """What a mode is."""
 
-    text: str
+    @property
+    def text(self) -> str:
+        """What it compiles, for readers."""
 
     def compile(
         self, entry: str, weights: Arrays, states: Arrays, inputs: Sequence[Array], end: int | None
     ) -> Step:
         """One entry for these shapes; ``end`` is how much of the states is read."""
+
+
+def _empty_row(states: Arrays, row: jax.Array) -> Arrays:
+    """The states with zeros in one row."""
+    return [state.at[row].set(0) for state in states]
 
 
 class JaxSession:
@@ -55,6 +62,9 @@ class JaxSession:
             )
             for s in model.program.states
         ]
+        # What overflowed in f16 is infinite, and a masked position counts 0 times, which is NaN of
+        # infinity: a row that starts anew is emptied.
+        self._empty: Any = jax.jit(_empty_row, donate_argnums=0) if dtype == np.float16 else None
         self._steps: dict[tuple[object, ...], Step] = {}
         held = {str(d) for array in self._weights for d in array.devices()}
         if held != {str(device)}:
@@ -83,6 +93,10 @@ class JaxSession:
             states = self._states if end is not None else []
             step = self._compiler.compile(entry, self._weights, states, arrays, end)
             self._steps[key] = step
+        if self._empty is not None and "starts" in inputs:
+            for row, start in zip(inputs["rows"], inputs["starts"], strict=True):
+                if start == 0:
+                    self._states = self._empty(self._states, row)
         if end is None:
             result, _ = step(self._weights, [], arrays)
         else:
