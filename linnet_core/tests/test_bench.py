@@ -79,8 +79,9 @@ def test_jobs_and_measurements_survive_their_files(tmp_path: Path) -> None:
 
 def test_a_row_holds_medians_spread_and_share(tmp_path: Path) -> None:
     row = results.row_of(METHOD, job(tmp_path), measurement(), None, bandwidth=36_000.0)
-    assert row["metrics"]["ttft_ms"] == {"median": 20.0, "min": 10.0, "max": 30.0, "n": 2}
-    assert row["metrics"]["decode_tok_s"] == {"median": 9.0, "min": 6.0, "max": 12.0, "n": 2}
+    ttft, decode = row["metrics"]["ttft_ms"], row["metrics"]["decode_tok_s"]
+    assert ttft == {"median": 20.0, "min": 10.0, "max": 30.0, "n": 2, "values": [10.0, 30.0]}
+    assert decode == {"median": 9.0, "min": 6.0, "max": 12.0, "n": 2, "values": [6.0, 12.0]}
     assert row["metrics"]["peak_bytes"]["memory"] == "resident"
     assert row["share_of_limit"] == 9.0 * 1000 / 36_000
     assert row["distance"] is None

@@ -57,6 +57,7 @@ class Bench:
                 "parameters": bound.program.parameter_count,
             },
             "workload": {**vars(workload)},
+            "reference": {"key": REFERENCE, "dtype": "f32"},
             "bandwidth": {},
             "rows": [],
         }

@@ -1,9 +1,6 @@
-"""The results file: rows of metrics, each beside its distance from the reference.
+"""Making the rows of a results file, and writing it.
 
-``{schema, machine, versions, model, workload, bandwidth, rows}``; a row is ``{key, dtype, title,
-group, granted, metrics, distance, share_of_limit, notes, error}``, and a metric ``{median, min,
-max, n}``. A row that failed has an error and no metrics. A distance is ``of`` ``logits``, or of
-``logprobs`` from an engine that gives no logits.
+``docs/benchmark.md`` documents the schema; ``linnet.bench.schema`` reads it back.
 """
 
 import json
@@ -24,13 +21,14 @@ from linnet.weights.safetensors import write_text
 SCHEMA = "linnet-bench/1"
 
 
-def metric(values: Sequence[float]) -> dict[str, float]:
-    """Median and spread of the values of one run each."""
+def metric(values: Sequence[float]) -> dict[str, Any]:
+    """Median and spread of the values of one run each, and the values themselves."""
     return {
         "median": statistics.median(values),
         "min": min(values),
         "max": max(values),
         "n": len(values),
+        "values": list(values),
     }
 
 
