@@ -14,6 +14,7 @@ CORE = "linnet_core"
 PLUGINS = [
     "plugins/linnet_torch",
     "plugins/linnet_jax",
+    "plugins/linnet_onnx",
     "plugins/linnet_gguf",
     "plugins/linnet_hf",
 ]
@@ -22,6 +23,7 @@ SOURCES = [f"{package}/src" for package in PACKAGES]
 
 # The default wheel of later releases brings gigabytes of CUDA; this one is what we test with.
 TORCH = "torch==2.13.0"
+ORT = "onnxruntime==1.32.0"
 RUFF = "ruff==0.17.6"
 TESTING = ["pytest>=8", "hypothesis>=6.100", "safetensors>=0.5", RUFF]
 
@@ -31,7 +33,8 @@ def install(session: nox.Session, *packages: str, editable: bool = False) -> Non
     flags = [
         flag for package in packages for flag in (["-e"] if editable else []) + [f"./{package}"]
     ]
-    session.install(TORCH, *flags)
+    # Which ONNX Runtime, for CPUs or for GPUs, is the user's choice: no package depends on one.
+    session.install(TORCH, *[ORT] * ("plugins/linnet_onnx" in packages), *flags)
 
 
 @nox.session

@@ -8,6 +8,7 @@ import ast
 import sys
 import tomllib
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -67,11 +68,12 @@ def part_of(module: str) -> str:
     return parts[1] if known else "__init__"
 
 
-def allowed_third_parties(package: Path) -> set[str]:
-    """The modules of the distributions that a package depends on."""
+def allowed_third_parties(package: Path, *, extras: bool = False) -> set[str]:
+    """The modules of the distributions that a package depends on, if need be by an extra."""
     project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
     names = set()
-    for requirement in project["dependencies"]:
+    optional = project.get("optional-dependencies", {}) if extras else {}
+    for requirement in [*project["dependencies"], *chain.from_iterable(optional.values())]:
         name = requirement.partition(">")[0].partition("=")[0].partition("[")[0].strip().lower()
         names.add(name.replace("-", "_"))  # so far, every module is called as its distribution
     return names
@@ -128,7 +130,7 @@ def test_peers_import_only_linnet_and_their_own_at_the_top() -> None:
 @pytest.mark.parametrize("package", [CORE, *PLUGINS], ids=lambda path: path.name)
 def test_only_declared_dependencies_are_imported(package: Path) -> None:
     own = {path.name for path in (package / "src").iterdir()}
-    allowed = allowed_third_parties(package) | own | set(sys.stdlib_module_names)
+    allowed = allowed_third_parties(package, extras=True) | own | set(sys.stdlib_module_names)
     assert "linnet" in allowed
     complaints = []
     for path in sources(package):

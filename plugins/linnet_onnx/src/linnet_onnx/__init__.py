@@ -1,0 +1,1 @@
+"""ONNX for Linnet: graphs written from the program, ONNX Runtime and TensorRT."""

@@ -1,0 +1,87 @@
+"""The ONNX backend: what it can grant here, and loading a model into a session."""
+
+import onnxruntime as ort
+
+from linnet.errors import UnavailableError
+from linnet.plugins.interfaces import Granted, LoadOptions, Probe
+from linnet.spec.types import DType
+from linnet.weights.binding import BoundModel
+from linnet_onnx.session import OrtSession
+from linnet_onnx.support import DTYPES, PROVIDERS
+
+MODES = ("ort",)
+
+
+class OnnxBackend:
+    """Writes a program as ONNX graphs, and runs them in ONNX Runtime."""
+
+    def probe(self) -> Probe:
+        """ONNX Runtime is imported with this module; its providers are those it was built with."""
+        there = ort.get_available_providers()
+        kinds = [kind for kind, provider in PROVIDERS.items() if provider in there]
+        return Probe(True, f"ONNX Runtime {ort.__version__}; {', '.join(kinds)}")
+
+    def load(self, model: BoundModel, options: LoadOptions) -> OrtSession:
+        """Write the step, read the weights, make the caches.
+
+        What is not asked for is the CPU and f32. Raises UnavailableError for what cannot be
+        granted, before ONNX Runtime is asked where it is known.
+        """
+        find_mode(options)
+        device = find_device(options.device or "cpu")
+        dtype = find_dtype(options.dtype or "f32", device)
+        if options.numerics not in ("fast", "exact"):
+            raise UnavailableError(f"numerics are fast or exact, not {options.numerics!r}")
+        max_seq = options.max_seq or model.max_positions
+        if max_seq is None:
+            raise UnavailableError("this model states no longest sequence: give max_seq")
+        granted = Granted(
+            backend="onnx",
+            mode=MODES[0],
+            dtype=str(dtype),
+            device=device,
+            rows=options.rows,
+            max_seq=max_seq,
+            threads=options.threads,
+            numerics=options.numerics,
+        )
+        return OrtSession(model, granted)
+
+
+def find_mode(options: LoadOptions) -> str:
+    """The mode, ``ort`` where none is asked for."""
+    mode = options.mode or MODES[0]
+    if mode not in MODES:
+        raise UnavailableError(f"the onnx backend has modes {', '.join(MODES)}, not {mode!r}")
+    return mode
+
+
+def find_device(name: str) -> str:
+    """The device by its name (``cpu``, ``cuda``, ``cuda:1``), if ONNX Runtime was built for it."""
+    kind, _, number = name.partition(":")
+    if kind not in PROVIDERS or (number and (kind == "cpu" or not number.isdecimal())):
+        raise UnavailableError(f"the onnx backend runs on {' or '.join(PROVIDERS)}, not {name!r}")
+    there = ort.get_available_providers()
+    if PROVIDERS[kind] not in there:
+        raise UnavailableError(
+            f"device {name!r} is not available: this ONNX Runtime ({ort.__version__}) has "
+            f"{', '.join(there)}, not {PROVIDERS[kind]}; use device='cpu', or in an environment "
+            'without onnxruntime: pip install "linnet[onnx-gpu]"'
+        )
+    return name
+
+
+def find_dtype(name: str, device: str) -> DType:
+    """The dtype, if the device's provider multiplies in it."""
+    known = DTYPES[device.partition(":")[0]]
+    if name not in known:
+        why = ""
+        if name in DTYPES["cuda"]:
+            why = (
+                ": ONNX Runtime has no products in it there, and would cast every weight to f32 "
+                "at every step"
+            )
+        raise UnavailableError(
+            f"the onnx backend computes in {', '.join(known)} on {device}, not in {name!r}{why}"
+        )
+    return DType(name)

@@ -1,0 +1,44 @@
+"""The graphs of one model for ONNX Runtime: which there are, and how each is written."""
+
+from linnet.spec.passes.expand import expand, expand_function
+from linnet.spec.passes.inline import inline_entry
+from linnet.spec.program import Function
+from linnet.spec.types import DType
+from linnet.weights.binding import BoundModel
+from linnet_onnx import ops
+from linnet_onnx.fused import PRODUCTS, Step, write_step
+from linnet_onnx.graph import Graph
+from linnet_onnx.step import sample_function, step_function, step_program
+from linnet_onnx.weights import Weights
+from linnet_onnx.writer import Writer
+
+
+class Graphs:
+    """``numerics`` ``exact`` writes every composite out in primitives."""
+
+    def __init__(self, model: BoundModel, dtype: DType, numerics: str, context: int) -> None:
+        self._model, self._dtype, self._context = model, dtype, context
+        self._exact = numerics == "exact"
+        self._program = step_program(model.program)
+        self._weights = Weights(self._program, model.parameters, dtype)
+
+    def step(self) -> Step:
+        """Prompt and step in one."""
+        if self._exact:
+            return Step(self._write(expand_function(step_function(self._program))), ())
+        return write_step(self._program, self._weights, self._dtype, context=self._context)
+
+    def forward(self) -> Graph:
+        """Logits of every position, without a cache, on the step's weights."""
+        claimed = () if self._exact else ops.CLAIMED
+        program = expand(step_program(self._model.program, "forward"), claimed)
+        return self._write(inline_entry(program, "forward"))
+
+    def sample(self) -> Graph:
+        """A token of logits."""
+        claimed = () if self._exact else ops.CLAIMED
+        return self._write(expand_function(sample_function(self._model.program), claimed))
+
+    def _write(self, function: Function) -> Graph:
+        special = {} if self._exact else PRODUCTS
+        return Writer(self._program, self._weights, self._dtype, special).write(function, ())
