@@ -95,6 +95,14 @@ def peers_onnx(session: nox.Session) -> None:
     peer(session, "optimum-onnx", "ort-genai")
 
 
+@nox.session(default=False)
+def page(session: nox.Session) -> None:
+    """The benchmark page in a browser; needs Chromium (apt-get install chromium)."""
+    install(session, CORE)
+    session.install(*TESTING, "playwright==1.65.2", "axe-playwright-python==0.1.8")
+    session.run("pytest", "tests/test_page_browser.py", *session.posargs)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff: rules and formatting."""

@@ -71,7 +71,10 @@ CHANGES: list[tuple[Any, str]] = [
     ),
     (lambda d: d["rows"][1].update(key="../../x"), r"rows\[1\].key is '../../x'; .* a name of a-z"),
     (lambda d: d["rows"][1].update(dtype='"><b>'), r"rows\[1\].dtype is"),
-    (lambda d: d["rows"][1].update(title="x" * 20_001), r"title is 'x+...; it must be text of 1 to"),
+    (
+        lambda d: d["rows"][1].update(title="x" * 20_001),
+        r"title is 'x+...; it must be text of 1 to",
+    ),
     (lambda d: d["rows"][1].update(notes="x"), r"notes is 'x'; it must be a list of texts"),
     (lambda d: d["rows"][1].update(notes=[1]), r"notes is \[1\]"),
     (lambda d: d["rows"][1].update(metrics={}), r"metrics is {}; it must be one metric or more"),

@@ -83,8 +83,8 @@ class Fields:
         return tuple(self._number(key, value) for value in found)
 
     def _number(self, key: str, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e300:
-            self.fail(key, "a finite number of 0 or more")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e18:
+            self.fail(key, "a finite number of 0 or more, below 1e18")
         return float(value)
 
     def count(self, key: str, least: int = 1) -> int:

@@ -122,13 +122,17 @@ class Results:
 
 def read_results(path: Path) -> Results:
     """The results in a file. Raises BenchError for a file that cannot be read or does not hold."""
+    return parse_results(read_bytes(path), str(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file that may be one of results, as it is."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise BenchError(f"{path}: larger than {MAX_BYTES >> 20} MiB: no results file")
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise BenchError(f"{path}: cannot be read: {error.strerror or error}") from None
-    return parse_results(data, str(path))
 
 
 def parse_results(data: bytes, name: str) -> Results:

@@ -30,7 +30,7 @@ import typer
 from linnet.cli.output import note
 from linnet.errors import LinnetError
 
-COMMANDS = ("run", "chat", "inspect", "check", "export", "bench", "plugins", "nest")
+COMMANDS = ("run", "chat", "inspect", "check", "export", "bench", "page", "plugins", "nest")
 """The modules of ``linnet.cli`` that hold commands, in the order of ``linnet --help``."""
 
 
