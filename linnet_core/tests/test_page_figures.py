@@ -96,6 +96,16 @@ def test_a_ratio_is_enclosed_in_ninety_five_per_cent() -> None:
     assert found.confidence is not None
     assert found.confidence >= 0.95
     assert found.low < found.value < found.high
+    assert found.caveat == ""
+
+
+def test_a_ratio_says_what_its_interval_is_short_of() -> None:
+    three = ratio(metric(1, 2, 3), metric(1, 2, 3))
+    one = ratio(metric(1), metric(1, 2, 3))
+    assert three is not None
+    assert one is not None
+    assert three.caveat == "50% confidence"
+    assert one.caveat == "without a spread of runs"
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,13 @@ CONTESTS = (
     Contest("pytorch", "Transformers, in PyTorch", "decode_tok_s", ((_ours(PYTORCH), _TORCH),)),
     Contest("jax", "KerasHub, in JAX", "decode_tok_s", ((_ours(JAX), ("kerashub",)),)),
     Contest("onnx", "ONNX Runtime's own stacks", "decode_tok_s", ((_ours(ONNX), _ONNX),)),
+    Contest("vllm-serving", "vLLM, serving", "serve_tok_s", ((_ours(SERVING), ("serve-vllm",)),)),
+    Contest(
+        "triton",
+        "vLLM, behind Triton",
+        "serve_tok_s",
+        ((("triton-linnet",), ("triton-vllm",)),),
+    ),
     Contest(
         "exports",
         "the same engines, on Linnet's exports",
@@ -110,19 +117,12 @@ CONTESTS = (
         _exports("vllm", "sglang", "tgi"),
         small=True,
     ),
-    Contest("vllm-serving", "vLLM, serving", "serve_tok_s", ((_ours(SERVING), ("serve-vllm",)),)),
     Contest(
         "exports-serving",
         "the same engines serving Linnet's exports",
         "serve_tok_s",
         _exports("serve-vllm", "serve-sglang", "serve-tgi"),
         small=True,
-    ),
-    Contest(
-        "triton",
-        "vLLM, behind Triton",
-        "serve_tok_s",
-        ((("triton-linnet",), ("triton-vllm",)),),
     ),
 )
 

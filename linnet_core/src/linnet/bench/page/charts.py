@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from linnet.bench.page.figures import SCALES, UNITS, digits, mark, shown, span, ticks
-from linnet.bench.page.rows import PageRow
+from linnet.bench.page.figures import SCALES, UNITS, mark, shown, span, ticks
+from linnet.bench.page.rows import PageRow, names
 from linnet.bench.schema import Metric
 
 CUT = 5.0
@@ -26,11 +26,16 @@ class Quantity:
     @property
     def direction(self) -> str:
         """How to read it."""
-        unit = UNITS[self.name]
-        words = f"{self.better} is better" if self.better else ""
-        return ", ".join(part for part in (unit, words) if part)
+        return f"{WORDS[UNITS[self.name]]}, {self.better} is better" if self.better else ""
 
 
+WORDS = {
+    "ms": "Milliseconds",
+    "s": "Seconds",
+    "tok/s": "Tokens per second",
+    "GiB": "GiB",
+    "%": "Per cent",
+}
 ONE, MANY = frozenset({False}), frozenset({True})
 QUANTITIES = (
     Quantity(
@@ -83,8 +88,9 @@ QUANTITIES = (
         "Distance from the reference",
         "",
         ONE | MANY,
-        "The largest difference from the reference's output on the same input. Marks beyond what "
-        "their dtype allows are wrong. Each step of the scale is ten times the one before.",
+        "The largest difference from the reference's output on the same input. A row beyond its "
+        "upright line, which is what its dtype is allowed, is wrong. Each step of the scale is ten "
+        "times the one before.",
         logarithmic=True,
     ),
 )
@@ -101,6 +107,8 @@ class Bar:
     length: float
     low: float
     high: float
+    limit: float | None = None
+    """The place of what its dtype is allowed."""
     cut: bool = False
     best: bool = False
 
@@ -109,8 +117,13 @@ class Bar:
 class Absent:
     """Rows without a bar, for one reason."""
 
-    names: list[str]
+    rows: list[PageRow]
     reason: str
+
+    @property
+    def names(self) -> str:
+        """Which they are."""
+        return names(self.rows)
 
 
 @dataclass(frozen=True)
@@ -121,9 +134,9 @@ class Chart:
     groups: list[tuple[str, list[Bar]]]
     marks: list[tuple[float, str]]
     absent: list[Absent] = field(default_factory=list)
-    settings: list[str] = field(default_factory=list)
+    settings: str = ""
     """Rows whose memory is a setting rather than a need: not drawn."""
-    silent: list[str] = field(default_factory=list)
+    silent: str = ""
     """Rows that ran and do not measure this."""
 
     @property
@@ -157,26 +170,27 @@ def _chart(quantity: Quantity, rows: Sequence[PageRow]) -> Chart:
         bar = Bar(
             row,
             metric,
-            shown(name, metric.median) if name != "distance" else digits(metric.median),
+            shown(name, metric.median),
             span(name, low, high) if varied else "",
             place(metric.median),
             place(low),
             place(high),
+            place(row.limit) if quantity.logarithmic and row.limit else None,
             cut=metric.median > longest,
             best=row in best,
         )
         groups.setdefault(row.group, []).append(bar)
-    failed: dict[str, list[str]] = {}
+    failed: dict[str, list[PageRow]] = {}
     for row in rows:
         if row.standing == "failed":
-            failed.setdefault(row.why, []).append(row.name)
+            failed.setdefault(row.why, []).append(row)
     return Chart(
         quantity,
         list(groups.items()),
         marks,
-        [Absent(names, reason) for reason, names in failed.items()],
-        [row.name for row, metric in measured if metric.memory == "reserved"],
-        [row.name for row in rows if row.standing != "failed" and not row.metric(name)],
+        [Absent(its, reason) for reason, its in failed.items()],
+        names(row for row, metric in measured if metric.memory == "reserved"),
+        names(row for row in rows if row.standing != "failed" and not row.metric(name)),
     )
 
 

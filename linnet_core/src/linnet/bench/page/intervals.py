@@ -38,6 +38,13 @@ class Ratio:
     confidence: float | None
 
     @property
+    def caveat(self) -> str:
+        """What the interval is short of, where it is not of 95 %."""
+        if self.confidence is None:
+            return "without a spread of runs"
+        return "" if self.confidence >= 2 * LEVEL - 1 else f"{self.confidence:.0%} confidence"
+
+    @property
     def verdict(self) -> str:
         """``faster``, ``slower``, or ``the same speed`` where the interval allows for it."""
         if self.low <= 1 <= self.high:

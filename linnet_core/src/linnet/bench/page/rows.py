@@ -32,6 +32,8 @@ class PageRow:
     why: str
     """What its standing means for this row, in a sentence."""
     row: Row | None
+    limit: float | None = None
+    """The largest difference that its dtype is allowed, where that is what its bound is of."""
     peer: str = ""
     ratio: Ratio | None = None
 
@@ -84,6 +86,7 @@ def page_rows(results: Results) -> list[PageRow]:
 def _measured(row: Row, results: Results) -> PageRow:
     known = KNOWN.get(row.key)
     standing, why = _standing(row, results)
+    _, bound = bound_of(row.dtype, results.reference[1])
     return PageRow(
         row.key,
         row.dtype,
@@ -93,6 +96,18 @@ def _measured(row: Row, results: Results) -> PageRow:
         standing,
         why,
         row,
+        bound.most if bound and bound.measure == "max_abs" else None,
+    )
+
+
+def names(rows: Iterable[PageRow]) -> str:
+    """Rows in a list: ``vLLM (f32, bf16); TGI``; dtypes are said where a row has several."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        found.setdefault(row.title, []).append(row.dtype)
+    return "; ".join(
+        f"{title} ({', '.join(dtypes)})" if len(dtypes) > 1 else title
+        for title, dtypes in found.items()
     )
 
 

@@ -26,9 +26,9 @@ from linnet.weights.safetensors import write_text
 
 MEMORIES = {
     "resident": "resident",
-    "driver": "by the driver",
-    "allocator": "by the allocator",
-    "reserved": "a reserved pool",
+    "driver": "driver",
+    "allocator": "allocator",
+    "reserved": "reserved pool",
 }
 COLUMNS = tuple(quantity for quantity in QUANTITIES if quantity.name != "distance")
 

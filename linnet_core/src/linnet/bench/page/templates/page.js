@@ -18,7 +18,7 @@ document.addEventListener("DOMContentLoaded", () => {
       if (!direction) { original.forEach(([body, its]) => body.append(...its)); return; }
       const sign = direction === "ascending" ? 1 : -1;
       const value = (row) => {
-        const text = row.cells[column].dataset.v;
+        const text = row.cells[column]?.dataset.v;
         return text === undefined || text === "" ? null
           : heads[column].classList.contains("num") ? Number(text) : text.toLowerCase();
       };
