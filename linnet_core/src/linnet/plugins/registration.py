@@ -44,8 +44,9 @@ KINDS: dict[type[Descriptor], str] = {
 }
 """What each kind of descriptor is called in messages."""
 
-RUN_DTYPES = frozenset({"f64", "f32", "f16", "bf16"})
-"""The float types of ``linnet.spec.types``, which costs too much to import for a list of them."""
+RUN_DTYPES = frozenset({"f64", "f32", "f16", "bf16", "int8", "int4"})
+"""The float types of ``linnet.spec.types``, which costs too much to import for a list of them, and
+the encodings of weights that are decoded in f32."""
 _NAME = re.compile(r"[a-z0-9]+([._-][a-z0-9]+)*")
 _DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 _TARGET = re.compile(f"{_DOTTED}:{_DOTTED}")

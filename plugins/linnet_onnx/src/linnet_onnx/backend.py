@@ -4,8 +4,8 @@ import onnxruntime as ort
 
 from linnet.errors import UnavailableError
 from linnet.plugins.interfaces import Granted, LoadOptions, Probe
-from linnet.spec.types import DType
 from linnet.weights.binding import BoundModel
+from linnet_onnx.blocks import BITS
 from linnet_onnx.session import OrtSession
 from linnet_onnx.support import DTYPES, PROVIDERS
 
@@ -32,13 +32,17 @@ class OnnxBackend:
         dtype = find_dtype(options.dtype or "f32", device)
         if options.numerics not in ("fast", "exact"):
             raise UnavailableError(f"numerics are fast or exact, not {options.numerics!r}")
+        if options.numerics == "exact" and dtype in BITS:
+            raise UnavailableError(
+                f"weights in {dtype} are not exact: ask for f32, or for fast numerics"
+            )
         max_seq = options.max_seq or model.max_positions
         if max_seq is None:
             raise UnavailableError("this model states no longest sequence: give max_seq")
         granted = Granted(
             backend="onnx",
             mode=MODES[0],
-            dtype=str(dtype),
+            dtype=dtype,
             device=device,
             rows=options.rows,
             max_seq=max_seq,
@@ -71,7 +75,7 @@ def find_device(name: str) -> str:
     return name
 
 
-def find_dtype(name: str, device: str) -> DType:
+def find_dtype(name: str, device: str) -> str:
     """The dtype, if the device's provider multiplies in it."""
     known = DTYPES[device.partition(":")[0]]
     if name not in known:
@@ -84,4 +88,4 @@ def find_dtype(name: str, device: str) -> DType:
         raise UnavailableError(
             f"the onnx backend computes in {', '.join(known)} on {device}, not in {name!r}{why}"
         )
-    return DType(name)
+    return name

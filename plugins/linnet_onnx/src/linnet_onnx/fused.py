@@ -31,15 +31,21 @@ class Step:
     notes: tuple[str, ...]
 
 
-def write_step(program: Program, weights: Weights, dtype: DType, *, context: int) -> Step:
-    """The step of a ``step_program``; rotary tables reach ``context`` positions."""
+def write_step(
+    program: Program, weights: Weights, dtype: DType, product: Special, *, context: int
+) -> Step:
+    """The step of a ``step_program``; rotary tables reach ``context`` positions.
+
+    ``product`` is the lowering of ``linear``.
+    """
     function, refused = fuse(expand_function(step_function(program), KEPT), dtype)
     function = expand_function(function, FUSED)
     caches = {
         n.attrs[key] for n in function.body if n.op == "cached_attention"
         for key in ("keys", "values")
     }  # fmt: skip
-    special: dict[str, Special] = {**SPECIAL, "cached_attention": _Attention(context)}
+    attention = _Attention(context)
+    special = {**SPECIAL, "linear": product, "cached_attention": attention.write}
     writer = Writer(program, weights, dtype, special, OPSET)
     return Step(writer.write(function, caches), refused)
 
@@ -52,7 +58,8 @@ class _Attention:
         self._lengths: tuple[ir.Value, ir.Value] | None = None
         self._tables: dict[Rotary, tuple[ir.Value, ir.Value]] = {}
 
-    def __call__(self, w: Writer, node: Node, xs: Sequence[ir.Value]) -> Sequence[ir.Value]:
+    def write(self, w: Writer, node: Node, xs: Sequence[ir.Value]) -> Sequence[ir.Value]:
+        """One layer's."""
         g, attrs = w.graph, node.attrs
         *parts, starts, lengths = xs
         heads, kv_heads = attrs["heads"], attrs["kv_heads"]
@@ -150,16 +157,15 @@ def _swiglu(w: Writer, node: Node, xs: Sequence[ir.Value]) -> Sequence[ir.Value]
     return [w.graph.op("Mul", [active, up], gate.dtype, shape)]
 
 
-def _linear(w: Writer, node: Node, xs: Sequence[ir.Value]) -> Sequence[ir.Value]:
+def linear(w: Writer, node: Node, xs: Sequence[ir.Value]) -> Sequence[ir.Value]:
+    """A product that reads the weight as it is stored, ``[N, K]``."""
     x, weight, *bias = xs
     shape = node.outputs[0].type.shape
     y = w.graph.op("FusedMatMul", [x, weight], x.dtype, shape, MICROSOFT, transB=1)
     return [w.graph.op("Add", [y, bias[0]], x.dtype, shape) if bias else y]
 
 
-PRODUCTS: Mapping[str, Special] = {"linear": _linear}
 SPECIAL: Mapping[str, Special] = {
-    **PRODUCTS,
     "skip_rms_norm": _skip_norm,
     "rms_norm": _norm,
     "split": _split,

@@ -61,7 +61,9 @@ class Graph:
         self.inputs: list[ir.Value] = []
         self.outputs: list[ir.Value] = []
         self.nodes: list[ir.Node] = []
-        self.stored: dict[str, Stored] = {}
+        self._stored: dict[str, Stored] = {}
+        self.floats: dict[str, ir.Value] = {}
+        """Values in the graph's own dtype, by what and where they are."""
         self._constants: dict[tuple[Any, ...], ir.Value] = {}
         self._initializers: dict[str, ir.Value] = {}
         self._sizes: dict[str, ir.Value] = {}
@@ -139,8 +141,8 @@ class Graph:
 
     def weight(self, stored: Stored) -> ir.Value:
         """A tensor of the file, once for all that read it."""
-        if stored.name not in self.stored:
-            self.stored[stored.name] = stored
+        if stored.name not in self._stored:
+            self._stored[stored.name] = stored
             # What a loader replaces: values are read when the file is written, or given to it.
             tensor = ir.ExternalTensor(
                 "weights",
@@ -153,11 +155,20 @@ class Graph:
             self._initializer(stored.name, tensor)
         return self._initializers[stored.name]
 
-    def _initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+    @property
+    def stored(self) -> list[Stored]:
+        """The tensors of the file that something reads."""
+        read = self._read()
+        return [stored for name, stored in self._stored.items() if name in read]
+
+    def _read(self) -> set[str]:
+        return {x.name or "" for node in self.nodes for x in node.inputs if x is not None}
+
+    def _initializer(self, name: str, tensor: ir.Tensor[Any] | ir.ExternalTensor) -> ir.Value:
         value = ir.Value(
             name=name,
             type=ir.TensorType(tensor.dtype),
-            shape=ir.Shape(list(tensor.shape)),
+            shape=tensor.shape,
             const_value=tensor,
         )
         self._initializers[name] = value
@@ -210,12 +221,13 @@ class Graph:
         return self.op("Reshape", [x, target], x.dtype, shape)
 
     def model(self, name: str) -> ir.Model:
-        """What was gathered."""
+        """What was gathered, without initializers that nothing reads."""
+        read = self._read()
         graph = ir.Graph(
             self.inputs,
             self.outputs,
             nodes=self.nodes,
-            initializers=list(self._initializers.values()),
+            initializers=[v for n, v in self._initializers.items() if n in read],
             name=name,
             opset_imports={"": self.opset}
             | ({MICROSOFT: 1} if any(n.domain == MICROSOFT for n in self.nodes) else {}),

@@ -6,7 +6,8 @@ from linnet.spec.program import Function
 from linnet.spec.types import DType
 from linnet.weights.binding import BoundModel
 from linnet_onnx import ops
-from linnet_onnx.fused import PRODUCTS, Step, write_step
+from linnet_onnx.blocks import BITS, product
+from linnet_onnx.fused import Step, linear, write_step
 from linnet_onnx.graph import Graph
 from linnet_onnx.step import sample_function, step_function, step_program
 from linnet_onnx.weights import Weights
@@ -14,19 +15,26 @@ from linnet_onnx.writer import Writer
 
 
 class Graphs:
-    """``numerics`` ``exact`` writes every composite out in primitives."""
+    """``dtype`` is f32, f16 or bf16, or int8 or int4: weights in blocks, and f32 for the rest.
 
-    def __init__(self, model: BoundModel, dtype: DType, numerics: str, context: int) -> None:
-        self._model, self._dtype, self._context = model, dtype, context
+    ``numerics`` ``exact`` writes every composite out in primitives.
+    """
+
+    def __init__(self, model: BoundModel, dtype: str, numerics: str, context: int) -> None:
+        self._model, self._context = model, context
         self._exact = numerics == "exact"
+        self._dtype = DType.F32 if dtype in BITS else DType(dtype)
+        self._product = product(dtype, model.vocab) if dtype in BITS else linear
         self._program = step_program(model.program)
-        self._weights = Weights(self._program, model.parameters, dtype)
+        self._weights = Weights(self._program, model.parameters, self._dtype)
 
     def step(self) -> Step:
         """Prompt and step in one."""
         if self._exact:
             return Step(self._write(expand_function(step_function(self._program))), ())
-        return write_step(self._program, self._weights, self._dtype, context=self._context)
+        return write_step(
+            self._program, self._weights, self._dtype, self._product, context=self._context
+        )
 
     def forward(self) -> Graph:
         """Logits of every position, without a cache, on the step's weights."""
@@ -40,5 +48,5 @@ class Graphs:
         return self._write(expand_function(sample_function(self._model.program), claimed))
 
     def _write(self, function: Function) -> Graph:
-        special = {} if self._exact else PRODUCTS
+        special = {} if self._exact else {"linear": self._product}
         return Writer(self._program, self._weights, self._dtype, special).write(function, ())

@@ -1,6 +1,6 @@
 """What this distribution offers to Linnet. Imports nothing but Linnet."""
 
-from linnet.plugins.descriptors import Backend, Capability
+from linnet.plugins.descriptors import Backend, BenchMethod, Capability, Exporter
 from linnet.plugins.hookspecs import hookimpl
 
 
@@ -14,11 +14,45 @@ def linnet_register_backends() -> list[Backend]:
             title="ONNX Runtime",
             modes=("ort",),
             devices=("cpu", "cuda"),
-            dtypes=("f32", "f16", "bf16"),
+            dtypes=("f32", "f16", "bf16", "int8", "int4"),
             capabilities=frozenset({Capability.FORWARD, Capability.CACHE, Capability.CHOICE}),
             requires=("onnx_ir", "onnxruntime"),
             extra="linnet[onnx]",
             priority=40,
+            api_version=1,
+        )
+    ]
+
+
+@hookimpl
+def linnet_register_exporters() -> list[Exporter]:
+    """ONNX graphs with their weights."""
+    return [
+        Exporter(
+            name="onnx",
+            target="linnet_onnx.export:OnnxExporter",
+            title="ONNX graphs, for ONNX Runtime and what else reads them",
+            dtypes=("f32", "f16", "bf16", "int8", "int4"),
+            engines=("onnxruntime",),
+            requires=("onnx", "onnx_ir", "onnxruntime"),
+            extra="linnet[onnx]",
+            api_version=1,
+        )
+    ]
+
+
+@hookimpl
+def linnet_register_bench_methods() -> list[BenchMethod]:
+    """The onnx backend."""
+    return [
+        BenchMethod(
+            name="linnet-ort",
+            target="linnet_onnx.bench:OnnxRuntime",
+            title="Linnet, ONNX Runtime",
+            group="ONNX Runtime and TensorRT",
+            dtypes=("f32", "f16", "bf16", "int8", "int4"),
+            requires=("onnx_ir", "onnxruntime"),
+            extra="linnet[onnx]",
             api_version=1,
         )
     ]

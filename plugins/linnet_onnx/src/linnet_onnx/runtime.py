@@ -46,11 +46,12 @@ def start_session(
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    for key, value in SETTINGS.items():
-        options.add_session_config_entry(key, value)
-    stored = list(graph.stored.values())
-    values = [ort_value(arrays[tensor.name], tensor.kind) for tensor in stored]
-    options.add_external_initializers([tensor.name for tensor in stored], values)
+    if not any(node.op_type == "MatMulNBits" for node in graph.nodes):
+        # Products of floats read weights where they lie; packed ones would be a second copy, and
+        # no faster. Products of blocks are fast only when they are packed.
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    values = [ort_value(arrays[tensor.name], tensor.kind) for tensor in graph.stored]
+    options.add_external_initializers([tensor.name for tensor in graph.stored], values)
     proto = ir.to_proto(graph.model(name)).SerializeToString()
     provider = PROVIDERS[device.partition(":")[0]]
     session = ort.InferenceSession(proto, options, providers=[provider_options(device)])
@@ -58,12 +59,6 @@ def start_session(
     if granted[0] != provider:
         raise UnavailableError(f"asked for {provider}, ONNX Runtime gave {', '.join(granted)}")
     return session
-
-
-SETTINGS = {
-    # Products of one row read weights as they are; packed ones would be a second copy.
-    "session.disable_prepacking": "1",
-}
 
 
 def provider_options(device: str) -> tuple[str, dict[str, Any]]:

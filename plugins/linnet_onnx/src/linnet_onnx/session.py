@@ -15,7 +15,6 @@ from linnet.errors import UnavailableError
 from linnet.plugins.interfaces import Granted
 from linnet.runtime.requests import check_inputs
 from linnet.spec.program import CONTEXT
-from linnet.spec.types import DType
 from linnet.weights.binding import BoundModel
 from linnet.weights.checkpoint import Array
 from linnet_onnx.graph import Graph
@@ -64,9 +63,9 @@ class OrtSession:
 
     def __init__(self, model: BoundModel, granted: Granted) -> None:
         self._program, self._vocab = model.program, model.vocab
-        graphs = Graphs(model, DType(granted.dtype), granted.numerics, granted.max_seq)
+        graphs = Graphs(model, granted.dtype, granted.numerics, granted.max_seq)
         step = graphs.step()
-        self._graphs, self._weights = graphs, read_block(list(step.graph.stored.values()))
+        self._graphs, self._weights = graphs, read_block(step.graph.stored)
         self._sessions: dict[str, ort.InferenceSession] = {}
         self._device, self._threads = granted.device, granted.threads
         self._step: ort.InferenceSession | None = self._start("step", step.graph)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from linnet.spec.types import Dim
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-DTYPES = {"cpu": ("f32",), "cuda": ("f32", "f16", "bf16")}
-"""What each device multiplies in. On a CPU there are no products in f16 and bf16: the runtime
-would cast every weight to f32 at every step."""
+DTYPES = {"cpu": ("f32", "int8", "int4"), "cuda": ("f32", "f16", "bf16")}
+"""What each device multiplies in; int8 and int4 are weights in blocks. On a CPU there are no
+products in f16 and bf16: the runtime would cast every weight to f32 at every step."""
 
 
 @dataclass(frozen=True)

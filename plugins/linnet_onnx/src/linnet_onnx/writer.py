@@ -47,6 +47,7 @@ class Writer:
         self.states: dict[str, ir.Value] = {}
         self._special = special or {}
         self._values: dict[int, ir.Value] = {}
+        self._last = ""
 
     def write(self, function: Function, head_first: Container[str]) -> Graph:
         """The graph; states in ``head_first`` lie as ``[R, heads, T, size]``, the others as the
@@ -94,8 +95,12 @@ class Writer:
             results = [ops.read(g, state, xs[0] if xs else None, node.outputs[0].type)]
         else:
             results = [ops.lower(g, node.op, xs, node.attrs, node.outputs[0].type)]
+        if node.op == "parameter":
+            self._last = node.attrs["path"]
         for value, result in zip(node.outputs, results, strict=True):
             self._values[value.index] = result
+            if value.type.dtype is DType.FLOAT and node.op != "parameter":
+                g.floats[f"{node.op} after {self._last} ({result.name})"] = result
 
 
 STATE_ATTRS = ("state", "keys", "values")

@@ -1,0 +1,1 @@
+"""Scripts that run an engine on an export; they import nothing of Linnet."""

@@ -1,0 +1,154 @@
+"""The ONNX exporter: graphs of every entry, their weights, and the files that a user needs."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from linnet.errors import UnavailableError
+from linnet.plugins.interfaces import Artifact
+from linnet.spec.program import Program
+from linnet.spec.types import DType
+from linnet.verification.engine import Engine, verifier
+from linnet.verification.verify import Bound, save, verify
+from linnet.weights.binding import BoundModel, matrix_dtype
+from linnet.weights.paths import new_folder
+from linnet.weights.safetensors import write_text
+from linnet_onnx import files
+from linnet_onnx.blocks import BITS
+from linnet_onnx.graph import Graph
+from linnet_onnx.models import Graphs
+from linnet_onnx.overflow import refuse_overflow
+from linnet_onnx.step import step_program
+from linnet_onnx.weights import Weights
+from linnet_onnx.writer import write_entry
+
+DIALECTS = ("standard", "ort")
+FLOATS = (DType.F32, DType.F16, DType.BF16)
+OPTIONS = ("dtype", "dialect", "max_seq", "verify", "engine_python")
+ENGINE = Engine("onnxruntime", Path(__file__).parent / "engines" / "ort_engine.py", "onnxruntime")
+BOUNDS = {
+    "f32": Bound(top1=0.99, kl=1e-3),
+    "f16": Bound(top1=0.99, kl=1e-3),
+    "bf16": Bound(top1=0.95, kl=1e-2),
+    "int8": Bound(top1=0.95, kl=1e-2),
+    "int4": Bound(top1=0.6, kl=1.0),
+}
+"""What ONNX Runtime must hold against the model in f32: 4-bit blocks change a model, and their
+bound tells a changed one from a broken one."""
+
+
+class OnnxExporter:
+    """Writes ``NAME.onnx`` for each graph, ``model.safetensors``, and ``linnet-onnx.json``.
+
+    Options: ``dtype``, f32, f16 or bf16, as the matrices are stored when left out, or int8 or int4
+    for weights in blocks; ``dialect``, ``standard`` (ONNX's own operators, a graph for each entry)
+    or ``ort`` (ONNX Runtime's fused operators, one graph for prompt and step); ``max_seq``, how
+    many positions the tables of ``ort`` reach; ``verify``, ``onnxruntime`` (or true), in the
+    environment of ``engine_python``.
+    """
+
+    def export(self, model: BoundModel, folder: Path, options: Mapping[str, Any]) -> Artifact:
+        """Write ``folder`` whole, or not at all.
+
+        Raises UnavailableError for options that there are none or do not fit, and for f16 where
+        what the model computes on a probe prompt overflows; CheckpointError for weights that the
+        dtype cannot hold.
+        """
+        unknown = sorted(set(options) - set(OPTIONS))
+        if unknown:
+            raise UnavailableError(
+                f"the onnx exporter has no option {', '.join(unknown)}; it has {', '.join(OPTIONS)}"
+            )
+        engine = verifier(options, {"onnxruntime": ENGINE})
+        dtype, dialect = _dtype(options, model), _dialect(options)
+        context = _context(options, model)
+        if dtype == "f16":
+            refuse_overflow(model)
+        encoded = dtype in BITS
+        floats = DType.F32 if encoded else DType(dtype)
+        with new_folder(folder) as beside:
+            program, graphs = _graphs(model, dtype, dialect, context)
+            files.write_text_side(model, beside)
+            same = set() if encoded else files.write_checkpoint(model, program, floats, beside)
+            _write(graphs, program, same, beside)
+            manifest = {
+                "schema": 1,
+                "dialect": dialect,
+                "dtype": dtype,
+                "opset": max(graph.opset for graph in graphs.values()),
+                "max_seq": context if dialect == "ort" else None,
+                "graphs": {name: files.describe(graph) for name, graph in graphs.items()},
+            }
+            write_text(beside / "linnet-onnx.json", json.dumps(manifest, indent=1) + "\n")
+            verification = None
+            if engine is not None:
+                python = options.get("engine_python")
+                verification = verify(model, beside, engine, BOUNDS[dtype], python=python)
+                save(verification, beside)
+            names = sorted(path.name for path in beside.iterdir())
+        notes = (
+            [f"weights in {dtype} are for ONNX Runtime alone: Linnet does not read them back"]
+            if encoded
+            else []
+        )
+        return Artifact(folder, tuple(folder / n for n in names), tuple(notes), verification)
+
+
+def _graphs(
+    model: BoundModel, dtype: str, dialect: str, context: int
+) -> tuple[Program, dict[str, Graph]]:
+    """The graphs by name, and the program whose parameters they read."""
+    if dialect == "standard":
+        program = model.program
+        weights = Weights(program, model.parameters, DType(dtype))
+        return program, {
+            name: write_entry(program, name, weights, DType(dtype)) for name in program.entries
+        }
+    writer = Graphs(model, dtype, "fast", context)
+    graphs = {"step": writer.step().graph, "forward": writer.forward(), "sample": writer.sample()}
+    return step_program(model.program), graphs
+
+
+def _write(graphs: Mapping[str, Graph], program: Program, same: set[str], folder: Path) -> None:
+    """Graphs, and the tensors that they cannot read from the checkpoint."""
+    parts = {p.path: p.parts or (p.path,) for p in program.parameters}
+    stored = {s.name: s for graph in graphs.values() for s in graph.stored}
+    known = {name: place for name, place in files.places(folder).items() if name in same}
+    where = {name: files.place_of(s, parts.get(name, ()), known) for name, s in stored.items()}
+    files.write_own([s for name, s in stored.items() if where[name] is None], folder)
+    own = files.places(folder)
+    for name, graph in graphs.items():
+        files.write_graph(graph, name, {n: w or own[n] for n, w in where.items()}, folder)
+
+
+def _dtype(options: Mapping[str, Any], model: BoundModel) -> str:
+    asked = options.get("dtype")
+    if asked is None:
+        stored = matrix_dtype(model)
+        return str(stored if stored in FLOATS else DType.F32)
+    known = [*map(str, FLOATS), *BITS]
+    if asked not in known:
+        raise UnavailableError(f"the onnx exporter writes {', '.join(known)}, not {asked!r}")
+    return str(asked)
+
+
+def _dialect(options: Mapping[str, Any]) -> str:
+    encoded = options.get("dtype") in BITS
+    dialect = options.get("dialect", "ort" if encoded else "standard")
+    if dialect not in DIALECTS:
+        raise UnavailableError(f"dialect is {' or '.join(DIALECTS)}, not {dialect!r}")
+    if encoded and dialect != "ort":
+        raise UnavailableError(
+            f"weights in {options['dtype']} are read by operators of ONNX Runtime: ask for "
+            "dialect=ort"
+        )
+    return str(dialect)
+
+
+def _context(options: Mapping[str, Any], model: BoundModel) -> int:
+    asked = str(options.get("max_seq", model.max_positions or 2048))
+    if not asked.isdecimal() or not 0 < int(asked) <= (model.max_positions or 1 << 31):
+        limit = f" to {model.max_positions}" if model.max_positions else ""
+        raise UnavailableError(f"max_seq is {asked!r}, not a number from 1{limit}")
+    return int(asked)

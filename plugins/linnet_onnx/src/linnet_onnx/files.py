@@ -1,0 +1,152 @@
+"""The files of an export: weights that graphs point into, the graphs, and the text side.
+
+The weights are an ordinary ``model.safetensors``, so that the folder is a checkpoint as well, and
+graphs name places in it: nothing is stored twice. What a graph reads otherwise than the checkpoint
+has it (a norm's scale less one, a matrix in blocks) lies beside it in ``graph.safetensors``.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from linnet.spec.program import Program
+from linnet.spec.types import DType
+from linnet.weights.binding import BoundModel, stored_tensors
+from linnet.weights.dtypes import cast
+from linnet.weights.mapped import OneAtATime
+from linnet.weights.safetensors import SINGLE, Entry, write_file, write_text
+from linnet_onnx.graph import KINDS, Graph, Stored
+
+OWN = "graph.safetensors"
+TYPES = {kind: dtype for dtype, kind in KINDS.items() if dtype is not DType.U32}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor's bytes are."""
+
+    file: str
+    offset: int
+    length: int
+
+
+def write_checkpoint(model: BoundModel, program: Program, dtype: DType, folder: Path) -> set[str]:
+    """Write ``model.safetensors``; the paths of parameters that graphs may read from it.
+
+    What a pass has joined lies in it one after the other, in the order of ``program``.
+    """
+    stream, stored = OneAtATime(), stored_tensors(model)
+    order = [path for p in program.parameters for path in p.parts or (p.path,)]
+    order = [path for path in dict.fromkeys([*order, *stored]) if path in stored]
+    entries, same = [], set()
+    for path in order:
+        tensor, parameter = stored[path], model.parameters[path]
+        read = stream.reading(tensor.read)
+        entries.append(
+            Entry(path, dtype, tensor.shape, lambda r=read, p=path: cast(r(), dtype, p))  # type: ignore[misc]
+        )
+        if tensor.read is parameter.read or np.array_equal(tensor.read(), parameter.read()):
+            same.add(path)
+    write_file(folder / SINGLE, entries)
+    stream.close()
+    return same
+
+
+def write_own(stored: Sequence[Stored], folder: Path) -> None:
+    """Write what is not in the checkpoint as graphs read it, if there is any."""
+    entries = [Entry(s.name, TYPES[s.kind], s.shape, s.read) for s in stored]
+    if entries:
+        write_file(folder / OWN, entries)
+
+
+def places(folder: Path) -> dict[str, Place]:
+    """Where each tensor lies, by its name, in the files that were written."""
+    found = {}
+    for name in (SINGLE, OWN):
+        if (folder / name).exists():
+            with (folder / name).open("rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(size))
+            for tensor, entry in header.items():
+                if tensor != "__metadata__":
+                    start, end = entry["data_offsets"]
+                    found[tensor] = Place(name, 8 + size + start, end - start)
+    return found
+
+
+def place_of(stored: Stored, parts: Sequence[str], known: Mapping[str, Place]) -> Place | None:
+    """The place of a tensor, or of its parts if they lie one after the other."""
+    own = known.get(stored.name)
+    if own is not None and own.length == stored.nbytes:
+        return own
+    if not parts or any(part not in known for part in parts):
+        return None
+    first, end = known[parts[0]], known[parts[0]].offset
+    for part in parts:
+        if known[part].file != first.file or known[part].offset != end:
+            return None
+        end += known[part].length
+    whole = Place(first.file, first.offset, end - first.offset)
+    return whole if whole.length == stored.nbytes else None
+
+
+def write_graph(graph: Graph, name: str, where: Mapping[str, Place], folder: Path) -> None:
+    """Write ``NAME.onnx`` and have the ONNX checker and its shape inference look at it."""
+    model = graph.model(name)
+    for stored in graph.stored:
+        place = where[stored.name]
+        model.graph.initializers[stored.name].const_value = ir.ExternalTensor(
+            place.file,
+            place.offset,
+            place.length,
+            stored.kind,
+            shape=ir.Shape(stored.shape),
+            name=stored.name,
+        )
+    proto = ir.to_proto(model)
+    path = folder / f"{name}.onnx"
+    path.write_bytes(proto.SerializeToString())
+    onnx.checker.check_model(str(path), full_check=True)
+
+
+def describe(graph: Graph) -> dict[str, Any]:
+    """Inputs and outputs of a graph, for readers."""
+
+    def tell(values: Sequence[ir.Value]) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": v.name,
+                "dtype": str(TYPES[v.dtype or ir.DataType.FLOAT]),
+                "shape": [d if isinstance(d, int) else str(d.value) for d in v.shape or ()],
+            }
+            for v in values
+        ]
+
+    return {"inputs": tell(graph.inputs), "outputs": tell(graph.outputs)}
+
+
+def write_text_side(model: BoundModel, folder: Path) -> None:
+    """Config, tokenizer, chat template and generation config, as the checkpoint has them."""
+    tied = any(p.tied_to is not None for p in model.program.parameters)
+    config = {**model.checkpoint.config, "tie_word_embeddings": tied}
+    text = model.checkpoint.text
+    tables = {
+        "config.json": config,
+        "tokenizer_config.json": text.tokenizer_config,
+        "generation_config.json": text.generation_config,
+    }
+    for name, table in tables.items():
+        if table is not None:
+            write_text(folder / name, json.dumps(table, indent=2, ensure_ascii=False) + "\n")
+    for name, content in (
+        ("tokenizer.json", text.tokenizer),
+        ("chat_template.jinja", text.chat_template),
+    ):
+        if content is not None:
+            write_text(folder / name, content)
