@@ -3,17 +3,29 @@
 from linnet.plugins.descriptors import API_VERSION, Backend, Capability, Family, Format
 from linnet.plugins.hookspecs import hookimpl
 
+FAMILIES = (
+    ("llama", "llama:Llama"),
+    ("mistral", "mistral:Mistral"),
+    ("qwen2", "qwen2:Qwen2"),
+    ("qwen3", "qwen3:Qwen3"),
+    ("gemma3_text", "gemma3_text:Gemma3"),
+    ("phi3", "phi3:Phi3"),
+    ("gpt2", "gpt2:GPT2"),
+)
+"""By Transformers' ``model_type``; a family's file is named after it."""
+
 
 @hookimpl
 def linnet_register_models() -> list[Family]:
     """The families of ``linnet.models``."""
     return [
         Family(
-            name="llama",
-            target="linnet.models.llama:Llama",
-            model_types=("llama",),
+            name=name,
+            target=f"linnet.models.{target}",
+            model_types=(name,),
             api_version=API_VERSION,
         )
+        for name, target in FAMILIES
     ]
 
 

@@ -88,6 +88,7 @@ def test_config_of_the_fixture(open_with: Callable[..., Any]) -> None:
         "rope_theta": 500000.0,
         "bos_token_id": 1,
         "eos_token_id": 2,
+        "pad_token_id": None,
         "dtype": "float32",
         "torch_dtype": "float32",
     }
@@ -266,7 +267,10 @@ REFUSED = {
     "llama.feed_forward_length": (None, "llama.feed_forward_length is None"),
     "llama.attention.head_count": (None, "llama.attention.head_count"),
     "llama.attention.layer_norm_rms_epsilon": (None, "layer_norm_rms_epsilon"),
-    "general.architecture": ("mamba", "architecture 'mamba'; known here: gemma3, llama, qwen2"),
+    "general.architecture": (
+        "mamba",
+        "architecture 'mamba'; known here: gemma3, gpt2, llama, phi3, qwen2",
+    ),
     "llama.expert_count": (8, "expert_count is 8: mixtures of experts"),
     "llama.attention.head_count_kv": (4, "head_count is 6 and .*_kv is 4"),
     "llama.attention.scale": (0.5, "sets llama.attention.scale, which this reader does not know"),

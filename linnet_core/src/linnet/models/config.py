@@ -64,6 +64,7 @@ CHANGING: Mapping[str, tuple[Any, ...]] = {
     "qkv_bias": (False,),
     "sliding_window": (),
     "use_qk_norm": (False,),
+    "use_bidirectional_attention": (False,),
     "use_sliding_window": (False,),
     "v_head_dim": (),
     # positions

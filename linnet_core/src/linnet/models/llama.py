@@ -3,130 +3,76 @@
 Names follow Transformers' ``modeling_llama``, so a parameter's path is its tensor's name.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from linnet.errors import ConfigError
 from linnet.models.config import Reader
-from linnet.models.rope import Rope, read_rope
-from linnet.spec import (
-    Block,
-    Decoder,
-    Embedding,
-    KVCache,
-    Linear,
-    Program,
-    RMSNorm,
-    Span,
-    Tensor,
-    trace_decoder,
+from linnet.models.decoder import (
+    FULL,
+    SILU,
+    SLIDING,
+    DecoderFamily,
+    Sizes,
+    Windows,
+    read_activation,
+    read_kinds,
+    read_sizes,
+    read_tie,
 )
+from linnet.models.rope import Rope, read_rope
+from linnet.spec import Block, Decoder, Embedding, KVCache, Linear, RMSNorm, Span, Tensor
 from linnet.spec import composites as ops
-from linnet.weights.binding import BoundModel, bind_parameters
-from linnet.weights.checkpoint import Checkpoint
-from linnet.weights.ties import is_tied
 
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-IGNORED = (r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
+ROTARY_TABLES = r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
 """Rotary tables that old checkpoints store; the config says the same."""
-MAX_LAYERS, MAX_HEAD_DIM = 1000, 65536
-"""Far above any model; a program of more would take long to trace."""
 
 
 @dataclass(frozen=True)
-class LlamaConfig:
-    """What decides the program. ``windows`` has an entry for each layer; None sees everything."""
+class RotarySizes(Sizes):
+    """The config of Llama's kin. ``windows`` has an entry for each layer; None sees everything."""
 
-    vocab: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    rms_eps: float
-    max_positions: int
     rope: Rope
-    windows: tuple[int | None, ...]
+    windows: Windows
+    tied: bool
+
+
+@dataclass(frozen=True)
+class LlamaConfig(RotarySizes):
+    """What decides the program."""
+
     attention_bias: bool
     mlp_bias: bool
-    tied: bool
 
 
 def read_config(config: Mapping[str, Any], tied: bool) -> tuple[LlamaConfig, tuple[str, ...]]:
     """The typed config and notes on what it left open. Raises ConfigError."""
     read = Reader(config)
     read_tie(read)  # only to have it checked: ``tied`` is what binding made of it
-    layers = read.size("num_hidden_layers", at_most=MAX_LAYERS)
-    hidden, heads = read.size("hidden_size"), read.size("num_attention_heads")
-    kv_heads = read.size("num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise ConfigError(
-            f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
-        )
-    if read.optional("head_dim", int) is None and hidden % heads:
-        raise ConfigError(
-            f"hidden_size {hidden} is not a multiple of {heads} heads: state head_dim"
-        )
-    head_dim = read.size("head_dim", hidden // heads, at_most=MAX_HEAD_DIM)
-    if head_dim % 2:
-        raise ConfigError(f"head_dim is {head_dim}, which rotary positions cannot halve")
-    activation = read.optional("hidden_act", str)
-    if activation not in (None, "silu", "swish"):
-        raise ConfigError(f"hidden_act is {activation!r}; the Llama family has 'silu'")
-    eps = read.default("rms_norm_eps", 1e-6)
-    if not eps > 0:
-        raise ConfigError(f"rms_norm_eps is {eps}, not positive")
-    max_positions = read.default("max_position_embeddings", 2048)
-    read.size("max_position_embeddings", max_positions)
+    sizes = read_sizes(read)
+    read_activation(read, "Llama", "hidden_act", SILU)
     result = LlamaConfig(
-        vocab=read.size("vocab_size"),
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        ffn=read.size("intermediate_size"),
-        rms_eps=eps,
-        max_positions=max_positions,
-        rope=read_rope(read, head_dim, max_positions),
-        windows=read_windows(read, layers),
+        **vars(sizes),
+        rope=read_rope(read, sizes.head_dim, sizes.max_positions),
+        windows=read_windows(read, sizes.layers),
+        tied=tied,
         # Absence means false to Transformers; binding would find a bias that is there.
         attention_bias=read.optional("attention_bias", bool) or False,
         mlp_bias=read.optional("mlp_bias", bool) or False,
-        tied=tied,
     )
     read.finish()
     return result, tuple(read.notes)
 
 
-def read_tie(read: Reader) -> bool | None:
-    """Whether the config says that the head is the embedding; None where it does not say."""
-    return read.optional("tie_word_embeddings", bool)
-
-
-def read_windows(read: Reader, layers: int) -> tuple[int | None, ...]:
-    """How many tokens each layer sees, the token itself included; None for all of them."""
+def read_windows(read: Reader, layers: int) -> Windows:
+    """How many tokens each layer sees."""
     window = read.optional("sliding_window", int)
     if window is not None:
         window = read.size("sliding_window")
     if read.optional("use_sliding_window", bool) is False:
         window = None
-    kinds = read.optional("layer_types", list)
-    if kinds is None:
-        kinds = ["full_attention" if window is None else "sliding_attention"] * layers
-    if len(kinds) != layers:
-        raise ConfigError(f"layer_types has {len(kinds)} entries, but there are {layers} layers")
-    for kind in kinds:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise ConfigError(
-                f"layer_types has {kind!r}; the Llama family has full_attention and "
-                "sliding_attention"
-            )
-        if kind == "sliding_attention" and window is None:
-            raise ConfigError("layer_types has sliding_attention, but no sliding_window is in use")
-    if "sliding_attention" in kinds:
+    windows = read_kinds(read, "Llama", window, [FULL if window is None else SLIDING] * layers)
+    if any(windows):
         # Its cache drops what is outside, yet its mask lets a forward over many tokens see it.
         read.notes.append(
             f"sliding_window {window} holds for every token; Transformers' Llama applies it only "
@@ -134,16 +80,15 @@ def read_windows(read: Reader, layers: int) -> tuple[int | None, ...]:
         )
     else:
         read.optional("max_window_layers", int)
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    return windows
 
 
 class Attention(Block):
     """Grouped-query attention with rotary positions."""
 
-    def __init__(self, c: LlamaConfig, window: int | None) -> None:
+    def __init__(self, c: Sizes, window: int | None, bias: bool = False) -> None:
         self.heads, self.kv_heads, self.head_dim = c.heads, c.kv_heads, c.head_dim
         self.window = window
-        bias = c.attention_bias
         self.q_proj = Linear(c.hidden, c.heads * c.head_dim, bias=bias)
         self.k_proj = Linear(c.hidden, c.kv_heads * c.head_dim, bias=bias)
         self.v_proj = Linear(c.hidden, c.kv_heads * c.head_dim, bias=bias)
@@ -166,10 +111,10 @@ class Attention(Block):
 class MLP(Block):
     """The gated feed-forward layer."""
 
-    def __init__(self, c: LlamaConfig) -> None:
-        self.gate_proj = Linear(c.hidden, c.ffn, bias=c.mlp_bias)
-        self.up_proj = Linear(c.hidden, c.ffn, bias=c.mlp_bias)
-        self.down_proj = Linear(c.ffn, c.hidden, bias=c.mlp_bias)
+    def __init__(self, c: Sizes, bias: bool = False) -> None:
+        self.gate_proj = Linear(c.hidden, c.ffn, bias=bias)
+        self.up_proj = Linear(c.hidden, c.ffn, bias=bias)
+        self.down_proj = Linear(c.ffn, c.hidden, bias=bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.down_proj(ops.swiglu(self.gate_proj(x), self.up_proj(x)))
@@ -178,24 +123,25 @@ class MLP(Block):
 class Layer(Block):
     """Attention and feed-forward, each normalised before and added to its input after."""
 
-    def __init__(self, c: LlamaConfig, window: int | None) -> None:
+    def __init__(self, c: Sizes, attention: Block, mlp: Block) -> None:
         self.input_layernorm = RMSNorm(c.hidden, c.rms_eps)
-        self.self_attn = Attention(c, window)
+        self.self_attn = attention
         self.post_attention_layernorm = RMSNorm(c.hidden, c.rms_eps)
-        self.mlp = MLP(c)
+        self.mlp = mlp
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, span: Span) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, span)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        y: Tensor = self.mlp(self.post_attention_layernorm(x))
+        return x + y
 
 
 class Model(Block):
     """Everything below the head."""
 
-    def __init__(self, c: LlamaConfig) -> None:
+    def __init__(self, c: RotarySizes, layers: Sequence[Layer]) -> None:
         self.rope = c.rope
         self.embed_tokens = Embedding(c.vocab, c.hidden)
-        self.layers = [Layer(c, window) for window in c.windows]
+        self.layers = layers
         self.norm = RMSNorm(c.hidden, c.rms_eps)
 
     def __call__(self, tokens: Tensor, span: Span) -> Tensor:
@@ -208,11 +154,11 @@ class Model(Block):
         return self.norm(x)
 
 
-class LlamaForCausalLM(Decoder):
-    """Tokens to logits."""
+class CausalLM(Decoder):
+    """Tokens to logits, through the layers of a family."""
 
-    def __init__(self, c: LlamaConfig) -> None:
-        self.model = Model(c)
+    def __init__(self, c: RotarySizes, layers: Sequence[Layer]) -> None:
+        self.model = Model(c, layers)
         self.lm_head = Linear(
             c.hidden, c.vocab, tied_to=self.model.embed_tokens if c.tied else None
         )
@@ -226,28 +172,19 @@ class LlamaForCausalLM(Decoder):
         return self.lm_head(hidden)
 
 
-class Llama:
+class Llama(DecoderFamily[LlamaConfig]):
     """The family: what the plugin descriptor points to."""
 
-    def program(self, config: Mapping[str, Any]) -> Program:
-        """The program for a config alone; an unstated tie is untied, as in Transformers."""
-        typed, _ = read_config(config, tied=read_tie(Reader(config)) or False)
-        return trace_decoder("llama", LlamaForCausalLM(typed))
+    name = "llama"
+    ignored = (ROTARY_TABLES,)
 
-    def bind(self, checkpoint: Checkpoint) -> BoundModel:
-        """The model of a checkpoint. Raises ConfigError or BindingError."""
-        flag = read_tie(Reader(checkpoint.config))
-        tied, tie_note = is_tied(checkpoint, parameter=HEAD, tied_to=EMBEDDING, flag=flag)
-        config, notes = read_config(checkpoint.config, tied)
-        program = trace_decoder("llama", LlamaForCausalLM(config))
-        return BoundModel(
-            program=program,
-            checkpoint=checkpoint,
-            parameters=bind_parameters(
-                program, checkpoint, ignore=IGNORED, prefixes=("", "model.")
-            ),
-            vocab=config.vocab,
-            max_positions=config.max_positions,
-            describe=asdict(config),
-            notes=(*notes, *([tie_note] if tie_note else [])),
+    def read(self, config: Mapping[str, Any], tied: bool) -> tuple[LlamaConfig, tuple[str, ...]]:
+        """See ``read_config``."""
+        return read_config(config, tied)
+
+    def model(self, config: LlamaConfig) -> Decoder:
+        """The same layer, ``config.layers`` times."""
+        c = config
+        return CausalLM(
+            c, [Layer(c, Attention(c, w, c.attention_bias), MLP(c, c.mlp_bias)) for w in c.windows]
         )

@@ -10,7 +10,7 @@ into a difference of 1e-3 in a logit.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from reprlib import repr as short
 from typing import Any
 
@@ -35,22 +35,103 @@ class Rope:
     scale: float = 1.0
     settings: tuple[tuple[str, Any], ...] = ()
     """The scaling settings, by name: for people and for exporters."""
+    partial: float = 1.0
+    """The share of a head's dimensions that is rotated, the first of them."""
 
 
-def read_rope(config: Reader, size: int, max_positions: int) -> Rope:
-    """The rotary table for ``size`` dimensions. Raises ConfigError where dialects disagree."""
-    values = _stated(config)
-    kind = values.pop("rope_type", "default")
-    theta = values.pop("rope_theta", None)
-    if theta is None:
-        theta = config.default("rope_theta", 10000.0)
+def read_rope(config: Reader, size: int, max_positions: int, *, partial: bool = False) -> Rope:
+    """The rotary table of all layers. Raises ConfigError where dialects disagree.
+
+    ``size`` is how many dimensions a head has; with ``partial`` the config may have only the first
+    of them rotated.
+    """
+    stated = Stated()
+    for block in ("rope_parameters", "rope_scaling"):
+        stated.block(block, config.optional(block, dict))
+    for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
+        stated.add(name, config.optional(name, float), name)
+    values = stated.values
+    if "rope_theta" not in values:
+        values["rope_theta"] = config.default("rope_theta", 10000.0)
+    rotated = values.pop("partial_rotary_factor", 1)
+    if rotated != 1 and not partial:
+        raise ConfigError(
+            f"partial_rotary_factor is {short(rotated)}, which this family does not have"
+        )
+    if not is_number(rotated) or not 0 < rotated <= 1 or int(size * rotated) % 2:
+        raise ConfigError(
+            f"partial_rotary_factor is {short(rotated)}: of {size} dimensions, not an even number"
+        )
+    rope = _rope(config, values, int(size * rotated), max_positions)
+    return replace(rope, partial=float(rotated))
+
+
+def read_layer_rope(
+    config: Reader,
+    size: int,
+    max_positions: int,
+    layer_type: str,
+    *,
+    keys: Mapping[str, str],
+    theta: float,
+) -> Rope:
+    """The rotary table of one type of layer, from ``rope_parameters`` or the older keys.
+
+    ``keys`` are what was said at the top before there was ``rope_parameters``: the key, and
+    whether it is ``rope_theta`` or a block of scaling. ``theta`` is what neither means, with a
+    note. Raises ConfigError where dialects disagree.
+    """
+    stated = Stated()
+    by_type = config.optional("rope_parameters", dict) or {}
+    for name, value in by_type.items():
+        if value is not None and not isinstance(value, Mapping):
+            raise ConfigError(
+                f"rope_parameters.{name} is {short(value)}; this family has them by layer type, "
+                f"as in rope_parameters.{layer_type}.{name}"
+            )
+    stated.block(f"rope_parameters.{layer_type}", by_type.get(layer_type))
+    for key, meaning in keys.items():
+        if meaning == "rope_theta":
+            stated.add(meaning, config.optional(key, float), key)
+        else:
+            stated.block(key, config.optional(key, dict))
+    if "rope_theta" not in stated.values:
+        key = next(key for key, meaning in keys.items() if meaning == "rope_theta")
+        stated.values["rope_theta"] = config.default(key, theta)
+    return _rope(config, stated.values, size, max_positions)
+
+
+class Stated:
+    """Every rotary setting that a config states, in whichever dialect, by its newest name."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.places: dict[str, str] = {}
+
+    def block(self, place: str, block: Mapping[str, Any] | None) -> None:
+        """Add the settings of a block; its kind was once spelled ``type``."""
+        for name, value in (block or {}).items():
+            self.add("rope_type" if name == "type" else name, value, f"{place}.{name}")
+
+    def add(self, name: str, value: Any, place: str) -> None:
+        """Add one setting, None for one that is not stated."""
+        if value is None:
+            return
+        if isinstance(value, Mapping):
+            raise ConfigError(f"{place} is for one layer type, which this family does not have")
+        if name in self.values and self.values[name] != value:
+            raise ConfigError(
+                f"{self.places[name]} is {short(self.values[name])} but {place} is "
+                f"{short(value)}: the config contradicts itself; remove one of them"
+            )
+        self.values[name], self.places[name] = value, place
+
+
+def _rope(config: Reader, values: dict[str, Any], size: int, max_positions: int) -> Rope:
+    """The table of ``size`` rotated dimensions for settings by their newest names."""
+    kind, theta = values.pop("rope_type", "default"), values.pop("rope_theta")
     if not is_number(theta) or not 1 < theta < 1e30:
         raise ConfigError(f"rope_theta is {short(theta)}, not a number above 1")
-    partial = values.pop("partial_rotary_factor", 1)
-    if partial != 1:
-        raise ConfigError(
-            f"partial_rotary_factor is {short(partial)}, which this family does not have"
-        )
     if kind in ("llama3", "yarn") and "original_max_position_embeddings" not in values:
         values["original_max_position_embeddings"] = max_positions
         config.notes.append(
@@ -77,31 +158,6 @@ def read_rope(config: Reader, size: int, max_positions: int) -> Rope:
     settings.done()
     table = tuple(float(frequency) for frequency in frequencies)
     return Rope(float(theta), kind, table, scale, tuple(sorted(values.items())))
-
-
-def _stated(config: Reader) -> dict[str, Any]:
-    """Every rotary setting that the config states, in whichever dialect, by its newest name."""
-    values: dict[str, Any] = {}
-    places: dict[str, str] = {}
-
-    def state(name: str, value: Any, place: str) -> None:
-        if value is None:
-            return
-        if isinstance(value, Mapping):
-            raise ConfigError(f"{place} is for one layer type, which this family does not have")
-        if name in values and values[name] != value:
-            raise ConfigError(
-                f"{places[name]} is {short(values[name])} but {place} is {short(value)}: the "
-                "config contradicts itself; remove one of them"
-            )
-        values[name], places[name] = value, place
-
-    for block in ("rope_parameters", "rope_scaling"):
-        for name, value in (config.optional(block, dict) or {}).items():
-            state("rope_type" if name == "type" else name, value, f"{block}.{name}")
-    for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
-        state(name, config.optional(name, float), name)
-    return values
 
 
 class Settings:

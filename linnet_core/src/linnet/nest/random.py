@@ -19,8 +19,9 @@ from linnet.errors import SourceError
 from linnet.plugins.manager import plugin_manager
 from linnet.spec.program import Parameter
 from linnet.spec.types import DType
-from linnet.weights.checkpoint import Array
+from linnet.weights.checkpoint import Array, class_name
 from linnet.weights.dtypes import numpy_dtype
+from linnet.weights.encodings import Encodings, encoded, stored_shape
 from linnet.weights.safetensors import Entry, write_sharded, write_text
 
 DTYPES = {DType.BF16: "bfloat16", DType.F32: "float32", DType.F16: "float16"}
@@ -50,7 +51,7 @@ def write_random(
         raise SourceError(f"seed is {seed}; it must be 0 or more")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SourceError(f"{folder} exists and is not an empty folder; name another")
-    parameters = _parameters(config)
+    parameters, encodings = _parameters(config)
     total = sum(math.prod(p.shape) for p in parameters) * DType(dtype).itemsize
     folder.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder.parent).free
@@ -60,7 +61,7 @@ def write_random(
     beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         write_text(beside / "config.json", json.dumps(_full_config(config, dtype), indent=2) + "\n")
-        entries = _entries(parameters, seed, DType(dtype), total, progress)
+        entries = _entries(parameters, encodings, seed, DType(dtype), total, progress)
         write_sharded(beside, entries, max_shard_bytes=max_shard_bytes, metadata={"format": "pt"})
         beside.chmod(0o755)
         if folder.exists():
@@ -71,24 +72,30 @@ def write_random(
         raise
 
 
-def _parameters(config: Mapping[str, Any]) -> list[Parameter]:
-    """What a checkpoint of this config stores."""
+def _parameters(config: Mapping[str, Any]) -> tuple[list[Parameter], Encodings]:
+    """What a checkpoint of this config stores, and which of it otherwise than the program."""
     manager = plugin_manager()
     model_type = str(config.get("model_type"))
     able = [family for family in manager.families.values() if model_type in family.model_types]
     family = able[0] if able else manager.family(model_type)  # which says what is missing
-    program = manager.implementation(family).program(config)
-    return [parameter for parameter in program.parameters if parameter.tied_to is None]
+    implementation = manager.implementation(family)
+    parameters = [p for p in implementation.program(config).parameters if p.tied_to is None]
+    return parameters, getattr(implementation, "encodings", {})
 
 
 def _full_config(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     """``config.json`` for readers of both dialects, before and since Transformers 5."""
-    words = str(config["model_type"]).split("_")
-    full: dict[str, Any] = {
-        "architectures": ["".join(word.capitalize() for word in words) + "ForCausalLM"]
-    }
+    full: dict[str, Any] = {"architectures": [class_name(str(config["model_type"]))]}
     full |= dict(config)
-    if "rope_theta" in full and "rope_parameters" not in full:
+    if "rope_local_base_freq" in full and "rope_parameters" not in full:
+        full["rope_parameters"] = {
+            "full_attention": {"rope_theta": full["rope_theta"], "rope_type": "default"},
+            "sliding_attention": {
+                "rope_theta": full["rope_local_base_freq"],
+                "rope_type": "default",
+            },
+        }
+    elif "rope_theta" in full and "rope_parameters" not in full:
         scaling = full.get("rope_scaling") or {"rope_type": "default"}
         full["rope_parameters"] = {"rope_theta": full["rope_theta"], **scaling}
     return full | {"dtype": DTYPES[DType(dtype)], "torch_dtype": DTYPES[DType(dtype)]}
@@ -96,6 +103,7 @@ def _full_config(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
 
 def _entries(
     parameters: list[Parameter],
+    encodings: Encodings,
     seed: int,
     dtype: DType,
     total: int,
@@ -106,7 +114,7 @@ def _entries(
     def reader(parameter: Parameter) -> Callable[[], Array]:
         def read() -> Array:
             nonlocal done
-            values = random_values(parameter, seed, dtype)
+            values = encoded(parameter.path, random_values(parameter, seed, dtype), encodings)
             done += values.nbytes
             if progress:
                 progress(done, total)
@@ -115,7 +123,8 @@ def _entries(
         return read
 
     for parameter in parameters:
-        yield Entry(parameter.path, dtype, parameter.shape, reader(parameter))
+        shape = stored_shape(parameter.path, parameter.shape, encodings)
+        yield Entry(parameter.path, dtype, shape, reader(parameter))
 
 
 def random_values(parameter: Parameter, seed: int, dtype: DType) -> Array:

@@ -155,6 +155,18 @@ class RMSNorm(Block, inline=True):
         return ops.rms_norm(x, read(self.weight), eps=self.eps)
 
 
+class LayerNorm(Block, inline=True):
+    """See ``composites.layer_norm``; with a bias."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        self.weight = Param((size,), "scale")
+        self.bias = Param((size,), "bias")
+        self.eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return ops.layer_norm(x, read(self.weight), read(self.bias), eps=self.eps)
+
+
 @dataclasses.dataclass(frozen=True)
 class Span:
     """Which positions a call covers.

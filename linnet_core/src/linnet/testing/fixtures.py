@@ -16,6 +16,7 @@ from linnet.plugins.manager import plugin_manager
 from linnet.spec.program import Parameter
 from linnet.spec.types import DType
 from linnet.weights.checkpoint import Array, Checkpoint, StoredTensor
+from linnet.weights.encodings import encoded
 
 
 def f0_config(**overrides: Any) -> dict[str, Any]:
@@ -47,9 +48,13 @@ def random_checkpoint(config: Mapping[str, Any], seed: int) -> Checkpoint:
     """A checkpoint in memory, f32, that binds to the program of ``config``."""
     manager = plugin_manager()
     family = next(f for f in manager.families.values() if config["model_type"] in f.model_types)
-    program = manager.implementation(family).program(config)
+    implementation = manager.implementation(family)
+    program = implementation.program(config)
+    encodings = getattr(implementation, "encodings", {})
     tensors = {
-        parameter.path: _stored(parameter.path, random_values(parameter, seed))
+        parameter.path: _stored(
+            parameter.path, encoded(parameter.path, random_values(parameter, seed), encodings)
+        )
         for parameter in program.parameters
         if parameter.tied_to is None
     }

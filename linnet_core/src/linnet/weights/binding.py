@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from linnet.errors import BindingError
 from linnet.spec.program import Parameter, Program
 from linnet.spec.types import DType
 from linnet.weights.checkpoint import Array, Checkpoint, StoredTensor
+from linnet.weights.encodings import Encodings, encoding_of
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,8 @@ class BoundParameter:
     shape: tuple[int, ...]
     dtype: DType
     read: Callable[[], Array] = field(repr=False, compare=False)
+    stored: StoredTensor | None = None
+    """The checkpoint's own tensor, where the file holds the values in another way."""
 
 
 @dataclass(frozen=True)
@@ -53,19 +57,14 @@ def stored_tensors(model: BoundModel) -> dict[str, StoredTensor]:
     """The checkpoint's own tensors, in the Transformers dialect and under its full names.
 
     What exporters carry over, where parameters are already in the spec's conventions. In the
-    program's order where every parameter is a tensor. A tied head is left out.
+    program's order. A tied head is left out, and so is what the family ignores.
     """
-    tensors = model.checkpoint.tensors
-    found = {
-        path: tensors[name]
-        for path in model.parameters
-        for name in (path, path.removeprefix("model."))[: 1 if path in tensors else 2]
-        if name in tensors
+    return {
+        path: replace(p.stored, name=path)
+        if p.stored is not None
+        else StoredTensor(path, p.shape, p.dtype, p.read)
+        for path, p in model.parameters.items()
     }
-    if len(found) == len(model.parameters):
-        return found
-    tied = {p.path for p in model.program.parameters if p.tied_to is not None}
-    return {name: tensor for name, tensor in tensors.items() if name not in tied}
 
 
 _SHOWN = 8  # how many names of a kind an error lists
@@ -77,12 +76,14 @@ def bind_parameters(
     *,
     ignore: Sequence[str] = (),
     prefixes: Sequence[str] = ("",),
+    encodings: Encodings = MappingProxyType({}),
 ) -> dict[str, BoundParameter]:
     """Every untied parameter's tensor, in stored dtype.
 
     ``ignore`` are patterns of tensor names that a family leaves unused on purpose. ``prefixes``
     are what a file may leave off every name: with ``("", "model.")`` a tensor ``norm.weight``
-    can be the parameter ``model.norm.weight``; one prefix holds for the whole file.
+    can be the parameter ``model.norm.weight``; one prefix holds for the whole file. ``encodings``
+    say which parameters the family's files hold otherwise than the program has them.
 
     Raises BindingError listing all that is missing, unused or of another shape.
     """
@@ -104,13 +105,18 @@ def bind_parameters(
             f"no tensor of {checkpoint.location} has a name that this family expects: it has "
             f"{_some(sorted(names)) or 'none'}; the family expects {_some(list(wanted))}"
         )
+    tensors = {
+        path: _decoded(path, checkpoint.tensors[found[path]], encodings)
+        for path in wanted
+        if path in found
+    }
     missing = [path for path in wanted if path not in found]
     unused = sorted(names - used)
     vocab = checkpoint.config.get("vocab_size")
     misfits = [
         misfit
         for path, parameter in wanted.items()
-        if path in found and (misfit := _misfit(parameter, checkpoint.tensors[found[path]], vocab))
+        if path in found and (misfit := _misfit(parameter, tensors[path], vocab))
     ]
     problems = []
     if missing:
@@ -128,10 +134,14 @@ def bind_parameters(
             f"the tensors of {checkpoint.location} do not fit its config: {'; '.join(problems)}"
         )
     return {
-        path: BoundParameter(path, tensor.shape, tensor.dtype, tensor.read)
-        for path in wanted
-        for tensor in [checkpoint.tensors[found[path]]]
+        path: BoundParameter(path, t.shape, t.dtype, t.read, checkpoint.tensors[found[path]])
+        for path, t in tensors.items()
     }
+
+
+def _decoded(path: str, tensor: StoredTensor, encodings: Encodings) -> StoredTensor:
+    encoding = encoding_of(path, encodings)
+    return tensor if encoding is None or not tensor.dtype.is_float else encoding.decode(tensor)
 
 
 def _misfit(parameter: Parameter, tensor: StoredTensor, vocab: Any) -> str | None:

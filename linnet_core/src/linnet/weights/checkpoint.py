@@ -67,3 +67,11 @@ class Checkpoint:
             int(np.prod(tensor.shape, dtype=np.int64)) * tensor.dtype.itemsize
             for tensor in self.tensors.values()
         )
+
+
+def class_name(model_type: str) -> str:
+    """What Transformers calls the causal language model of a ``model_type``."""
+    if model_type == "gpt2":
+        return "GPT2LMHeadModel"
+    words = model_type.removesuffix("_text").split("_")
+    return "".join(word.capitalize() for word in words) + "ForCausalLM"

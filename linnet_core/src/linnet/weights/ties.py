@@ -9,15 +9,20 @@ _CHUNK = 1 << 24  # bytes compared at a time
 
 
 def is_tied(
-    checkpoint: Checkpoint, *, parameter: str, tied_to: str, flag: bool | None
+    checkpoint: Checkpoint,
+    *,
+    parameter: str,
+    tied_to: str,
+    flag: bool | None,
+    prefix: str = "model.",
 ) -> tuple[bool, str | None]:
     """Whether ``parameter`` shares the values of ``tied_to``, and a note if that needs saying.
 
-    The flag is the config's ``tie_word_embeddings``; None where it does not state it. Raises
-    BindingError where flag and tensors contradict each other. Values are read only when both are
-    stored and the flag says that they are one.
+    The flag is the config's ``tie_word_embeddings``; None where it does not state it. ``prefix``
+    is what a file may leave off its names. Raises BindingError where flag and tensors contradict
+    each other. Values are read only when both are stored and the flag says that they are one.
     """
-    head, embedding = _find(checkpoint, parameter), _find(checkpoint, tied_to)
+    head, embedding = (_find(checkpoint, path, prefix) for path in (parameter, tied_to))
     if head is None:
         if flag is False:
             raise BindingError(
@@ -45,9 +50,9 @@ def is_tied(
     return True, f"{parameter} is stored as well as {tied_to}, with equal values"
 
 
-def _find(checkpoint: Checkpoint, path: str) -> StoredTensor | None:
+def _find(checkpoint: Checkpoint, path: str, prefix: str) -> StoredTensor | None:
     """A tensor by its path, or by its path without the model's prefix."""
-    return checkpoint.tensors.get(path) or checkpoint.tensors.get(path.removeprefix("model."))
+    return checkpoint.tensors.get(path) or checkpoint.tensors.get(path.removeprefix(prefix))
 
 
 def _equal(one: StoredTensor, other: StoredTensor) -> bool:

@@ -18,6 +18,14 @@ GEMMA3_LAYER = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+PHI3_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+    "ffn_down": "mlp.down_proj",
+}
 QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 
 
@@ -44,6 +52,10 @@ class Architecture:
     """Whether Transformers stores norms as their difference from one, and GGUF as they are."""
     windowed: bool = False
     """Whether layers take turns at a sliding window, as in Gemma 3."""
+    square: bool = False
+    """Whether llama.cpp has the heads add up to the hidden size."""
+    partial: bool = False
+    """Whether ``rope.dimension_count`` may be less than a head has."""
 
 
 ARCHITECTURES = {
@@ -91,6 +103,17 @@ ARCHITECTURES = {
             never=("attention_bias",),
             norms_from_one=True,
             windowed=True,
+        ),
+        Architecture(
+            name="phi3",
+            model_type="phi3",
+            transformers_class="Phi3ForCausalLM",
+            interleaved=False,
+            flags={},
+            layer=PHI3_LAYER,
+            written_as=("phi3",),
+            square=True,
+            partial=True,
         ),
     )
 }

@@ -14,7 +14,7 @@ from linnet.weights.binding import BoundModel, matrix_dtype
 from linnet.weights.mapped import OneAtATime
 from linnet.weights.paths import new_folder
 from linnet.weights.safetensors import write_text as write_text_file
-from linnet_gguf import llama_writer, names
+from linnet_gguf import gpt2, llama_writer, names
 from linnet_gguf.architectures import ARCHITECTURES
 from linnet_gguf.container import Value
 from linnet_gguf.modelfile import modelfile
@@ -25,7 +25,7 @@ from linnet_gguf.writer import BY_NAME, TensorOut, write_gguf
 BY_MODEL_TYPE = {kind: arch for arch in ARCHITECTURES.values() for kind in arch.written_as}
 FILE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "bf16": 32}
 """The dtypes that are written, and ``general.file_type`` for each."""
-OUTER = ("token_embd.weight", "output.weight")
+OUTER = ("token_embd.weight", "position_embd.weight", "output.weight")
 """Matrices that decide most: beside 4-bit blocks, llama.cpp's own converter keeps them finer."""
 OPTIONS = ("dtype", "name", "pre_tokenizer", "verify", "engine_python")
 LLAMACPP = Engine("llamacpp", Path(__file__).parent / "engines" / "llamacpp.py", "xllamacpp")
@@ -67,13 +67,8 @@ class GGUFExporter:
             raise UnavailableError(
                 f"the gguf exporter writes {', '.join(FILE_TYPES)}, not {dtype!r}"
             )
-        model_type = model.checkpoint.config.get("model_type")
-        architecture = BY_MODEL_TYPE.get(str(model_type))
-        if architecture is None:
-            raise UnavailableError(
-                f"models of the type {model_type!r} cannot be written as GGUF; those that can are "
-                f"{', '.join(sorted(BY_MODEL_TYPE))}"
-            )
+        notes: list[str] = []
+        name, keys, sources = architecture_of(model, notes)
         text = write_text(
             model.checkpoint.text,
             model.checkpoint.config,
@@ -84,17 +79,17 @@ class GGUFExporter:
             "general.name": options.get("name") or model.checkpoint.location.stem,
             "general.file_type": FILE_TYPES[dtype],
             "general.quantization_version": 2,
-            **llama_writer.metadata(model, architecture),
+            **keys,
             **text.metadata,
         }
         stream = OneAtATime()
         tensors = [
-            TensorOut(name, shape, BY_NAME[_encoding(name, shape, dtype)], stream.reading(read))
-            for name, shape, read in llama_writer.tensors(model, architecture, text.notes)
+            TensorOut(to, shape, BY_NAME[_encoding(to, shape, dtype)], stream.reading(read))
+            for to, shape, read in sources
         ]
         file = f"model-{dtype}.gguf"
         with new_folder(folder) as beside:
-            write_gguf(beside / file, architecture.name, metadata, tensors)
+            write_gguf(beside / file, name, metadata, tensors)
             stream.close()
             content, note = _modelfile(model, file, text.metadata)
             write_text_file(beside / "Modelfile", content)
@@ -105,8 +100,26 @@ class GGUFExporter:
                 )
                 save(verification, beside)
             others = sorted(path.name for path in beside.iterdir() if path.name != file)
-        files = tuple(folder / name for name in (file, *others))
-        return Artifact(folder, files, (*text.notes, *([note] if note else [])), verification)
+        files = tuple(folder / each for each in (file, *others))
+        notes += [*text.notes, *([note] if note else [])]
+        return Artifact(folder, files, tuple(notes), verification)
+
+
+def architecture_of(
+    model: BoundModel, notes: list[str]
+) -> tuple[str, dict[str, Value], list[llama_writer.Source]]:
+    """``general.architecture``, its keys and its tensors, none of which is read yet."""
+    model_type = str(model.checkpoint.config.get("model_type"))
+    if model_type == gpt2.ARCHITECTURE:
+        return gpt2.ARCHITECTURE, gpt2.metadata(model), gpt2.tensors(model)
+    architecture = BY_MODEL_TYPE.get(model_type)
+    if architecture is None:
+        raise UnavailableError(
+            f"models of the type {model_type!r} cannot be written as GGUF; those that can are "
+            f"{', '.join(sorted((*BY_MODEL_TYPE, gpt2.ARCHITECTURE)))}"
+        )
+    keys = llama_writer.metadata(model, architecture)
+    return architecture.name, keys, llama_writer.tensors(model, architecture, notes)
 
 
 def _modelfile(

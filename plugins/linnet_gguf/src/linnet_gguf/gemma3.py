@@ -12,6 +12,7 @@ import numpy as np
 
 from linnet.errors import UnavailableError
 from linnet.spec.types import DType
+from linnet.weights.binding import BoundModel
 from linnet.weights.checkpoint import Array, StoredTensor
 from linnet_gguf.container import Value
 from linnet_gguf.metadata import Metadata
@@ -33,11 +34,9 @@ def layer_types(layers: int) -> list[str]:
     ]
 
 
-def attention_scalar(config: Mapping[str, Any]) -> int:
+def attention_scalar(layers: int, hidden: int, heads: int, head_dim: int) -> int:
     """``query_pre_attn_scalar``: what llama.cpp divides by, squared."""
-    if config["num_hidden_layers"] == LARGEST:
-        return int(config["hidden_size"]) // int(config["num_attention_heads"])
-    return int(config["head_dim"])
+    return hidden // heads if layers == LARGEST else head_dim
 
 
 def settings(meta: Metadata, config: Mapping[str, Any], window: int | None) -> dict[str, Any]:
@@ -54,7 +53,12 @@ def settings(meta: Metadata, config: Mapping[str, Any], window: int | None) -> d
     rope = dict(config["rope_parameters"])
     return {
         "hidden_activation": ACTIVATION,
-        "query_pre_attn_scalar": attention_scalar(config),
+        "query_pre_attn_scalar": attention_scalar(
+            config["num_hidden_layers"],
+            config["hidden_size"],
+            config["num_attention_heads"],
+            config["head_dim"],
+        ),
         "sliding_window": window,
         "sliding_window_pattern": PATTERN,
         "layer_types": layer_types(int(config["num_hidden_layers"])),
@@ -81,41 +85,27 @@ def norm_itself(name: str, read: Callable[[], Array], notes: list[str]) -> Calla
     return lambda: whole
 
 
-def keys(config: Mapping[str, Any]) -> dict[str, Value]:
+def keys(model: BoundModel) -> dict[str, Value]:
     """The keys of the file beyond its kin's. Raises UnavailableError for another model."""
+    c = model.describe
+    sliding = c["ropes"]["sliding_attention"]
+    sizes = {window for window in c["windows"] if window is not None}
+    turn = [kind == "sliding_attention" for kind in layer_types(c["layers"])]
     stated = {
-        "layer_types": (config.get("layer_types"), layer_types(config["num_hidden_layers"])),
-        "sliding_window_pattern": (config.get("sliding_window_pattern"), PATTERN),
-        "rope_local_base_freq": (_local_base(config), LOCAL_BASE),
-        "query_pre_attn_scalar": (config.get("query_pre_attn_scalar"), attention_scalar(config)),
-        "hidden_activation": (config.get("hidden_activation"), ACTIVATION),
-        "attn_logit_softcapping": (config.get("attn_logit_softcapping"), None),
-        "final_logit_softcapping": (config.get("final_logit_softcapping"), None),
+        "layer_types": ([window is not None for window in c["windows"]], turn),
+        "rope_local_base_freq": (sliding["theta"], LOCAL_BASE),
+        "the local rope_type": (sliding["kind"], "default"),
+        "query_pre_attn_scalar": (
+            c["query_scalar"],
+            attention_scalar(c["layers"], c["hidden"], c["heads"], c["head_dim"]),
+        ),
     }
     for name, (value, fixed) in stated.items():
-        if value is not None and value != fixed:
+        if value != fixed:
             raise UnavailableError(
                 f"the config has {name} {value!r}, where llama.cpp's gemma3 has {fixed!r} in its "
                 "code"
             )
-    if not config.get("sliding_window"):
+    if not sizes:
         raise UnavailableError("the config has no sliding_window, which llama.cpp's gemma3 needs")
-    return {"attention.sliding_window": int(config["sliding_window"])}
-
-
-def _local_base(config: Mapping[str, Any]) -> float | None:
-    sliding = (config.get("rope_parameters") or {}).get("sliding_attention")
-    if isinstance(sliding, Mapping):
-        return sliding.get("rope_theta")
-    return config.get("rope_local_base_freq")
-
-
-def full_rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with the rotary settings of the layers that see everything, in one dialect."""
-    nested = (config.get("rope_parameters") or {}).get("full_attention")
-    flat = {k: v for k, v in config.items() if k not in ("rope_parameters", "rope_local_base_freq")}
-    if isinstance(nested, Mapping):
-        flat = {k: v for k, v in flat.items() if k not in ("rope_theta", "rope_scaling")}
-        flat["rope_parameters"] = dict(nested)
-    flat.setdefault("rope_theta", 1000000.0)
-    return flat
+    return {"attention.sliding_window": sizes.pop()}

@@ -38,7 +38,7 @@ def read_config(
         meta.size(f"{arch.name}.block_count"),
     )
     heads, kv_heads = _heads(meta, arch)
-    head_dim = _head_dim(meta, arch, hidden, heads)
+    head_dim, rotated = _head_dim(meta, arch, hidden, heads)
     context = meta.size(f"{arch.name}.context_length")
     eps = meta.required(f"{arch.name}.attention.layer_norm_rms_epsilon", float)
     feed_forward = meta.same_for_all(f"{arch.name}.feed_forward_length")
@@ -50,7 +50,9 @@ def read_config(
     if names.ROPE_FACTORS in tensors:
         factors = read_tensor(container.data, tensors[names.ROPE_FACTORS])
     rope, notes = read_rope(meta, arch.name, head_dim, context, factors)
-    vocab, vocab_notes = _vocab(meta, arch, tensors)
+    if rotated != head_dim:
+        rope["partial_rotary_factor"] = rotated / head_dim
+    vocab, vocab_notes = read_vocab(meta, arch.name, tensors)
     config: dict[str, Any] = {
         "model_type": arch.model_type,
         "architectures": [arch.transformers_class],
@@ -71,20 +73,27 @@ def read_config(
         "rope_theta": rope["rope_theta"],
     }
     if rope["rope_type"] != "default":
-        config["rope_scaling"] = {k: v for k, v in rope.items() if k != "rope_theta"}
+        config["rope_scaling"] = {
+            k: v for k, v in rope.items() if k not in ("rope_theta", "partial_rotary_factor")
+        }
     window = meta.optional(f"{arch.name}.attention.sliding_window", int)
     if arch.windowed:
         config |= gemma3.settings(meta, config, window)
         del config["hidden_act"]  # it has a name of its own
     elif window:
         config["sliding_window"] = window
-    meta.read.update(f"{arch.name}.{name}" for name in HARMLESS)
-    unknown = meta.unread(f"{arch.name}.")
+    refuse_unknown(meta, arch.name)
+    return config, (*notes, *vocab_notes)
+
+
+def refuse_unknown(meta: Metadata, arch: str) -> None:
+    """Raise CheckpointError for keys of the architecture that nothing read."""
+    meta.read.update(f"{arch}.{name}" for name in HARMLESS)
+    unknown = meta.unread(f"{arch}.")
     if unknown:
         raise meta.error(
             f"sets {', '.join(unknown)}, which this reader does not know and so cannot honour"
         )
-    return config, (*notes, *vocab_notes)
 
 
 def read_tensors(
@@ -142,9 +151,13 @@ def _heads(meta: Metadata, arch: Architecture) -> tuple[int, int]:
     return heads, kv_heads
 
 
-def _head_dim(meta: Metadata, arch: Architecture, hidden: int, heads: int) -> int:
-    keys = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+def _head_dim(meta: Metadata, arch: Architecture, hidden: int, heads: int) -> tuple[int, int]:
+    """The dimensions of a head, and how many of them are rotated."""
+    rotated = meta.optional(f"{arch.name}.rope.dimension_count", int)
+    keys = ["attention.key_length", "attention.value_length"]
     stated = {key: meta.optional(f"{arch.name}.{key}", int) for key in keys}
+    if not arch.partial:
+        stated["rope.dimension_count"] = rotated
     given = {key: value for key, value in stated.items() if value is not None}
     if len(set(given.values())) > 1:
         listed = ", ".join(f"{arch.name}.{key} = {value}" for key, value in given.items())
@@ -157,23 +170,28 @@ def _head_dim(meta: Metadata, arch: Architecture, hidden: int, heads: int) -> in
     head_dim = next(iter(given.values()), hidden // heads)
     if head_dim < 2 or head_dim % 2:
         raise meta.error(f"a head has {head_dim} dimensions, not a positive even number")
-    return head_dim
+    rotated = head_dim if rotated is None else rotated
+    if not 2 <= rotated <= head_dim or rotated % 2:
+        raise meta.error(
+            f"{arch.name}.rope.dimension_count is {rotated}, not an even number of the "
+            f"{head_dim} dimensions of a head"
+        )
+    return head_dim, rotated
 
 
-def _vocab(
-    meta: Metadata, arch: Architecture, tensors: Mapping[str, TensorInfo]
+def read_vocab(
+    meta: Metadata, arch: str, tensors: Mapping[str, TensorInfo]
 ) -> tuple[int, tuple[str, ...]]:
     """Rows of the embedding: what the logits have, whatever the other counts say."""
     embedding = tensors.get("token_embd.weight")
     if embedding is None:
         raise meta.error("does not have the tensor token_embd.weight")
     rows = embedding.shape[0]
-    stated = meta.optional(f"{arch.name}.vocab_size", int)
+    stated = meta.optional(f"{arch}.vocab_size", int)
     if stated is None or stated == rows:
         return rows, ()
     return rows, (
-        f"{arch.name}.vocab_size is {stated}, but token_embd.weight has {rows} rows; going by the "
-        "rows",
+        f"{arch}.vocab_size is {stated}, but token_embd.weight has {rows} rows; going by the rows",
     )
 
 

@@ -4,15 +4,12 @@ What llama.cpp would compute otherwise is refused by name.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from linnet.errors import UnavailableError
-from linnet.models.config import Reader
-from linnet.models.llama import read_windows
-from linnet.models.rope import Rope, read_rope
+from linnet.models.rope import Rope
 from linnet.weights.binding import BoundModel, stored_tensors
 from linnet.weights.checkpoint import Array
 from linnet_gguf import gemma3, names
@@ -24,79 +21,61 @@ Source = tuple[str, tuple[int, ...], Callable[[], Array]]
 """A tensor in the file's names and row order: its name, its shape, and what reads it."""
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """What the config says that GGUF's keys say, too."""
+def metadata(model: BoundModel, arch: Architecture) -> dict[str, Value]:
+    """The architecture's keys. Raises UnavailableError for what llama.cpp does not have."""
+    c = model.describe
+    _refuse(model, arch)
+    rope = rope_of(model)
+    keys: dict[str, Value] = {
+        "block_count": c["layers"],
+        "context_length": c["max_positions"],
+        "embedding_length": c["hidden"],
+        "feed_forward_length": c["ffn"],
+        "attention.head_count": c["heads"],
+        "attention.head_count_kv": c["kv_heads"],
+        "attention.key_length": c["head_dim"],
+        "attention.value_length": c["head_dim"],
+        "attention.layer_norm_rms_epsilon": float(c["rms_eps"]),
+        "vocab_size": model.vocab,
+        "rope.dimension_count": 2 * len(rope.frequencies),
+        **rope_keys(rope),
+        **(gemma3.keys(model) if arch.windowed else {}),
+    }
+    return {f"{arch.name}.{key}": value for key, value in keys.items()}
 
-    layers: int
-    hidden: int
-    ffn: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    rms_eps: float
-    context: int
-    rope: Rope
+
+def rope_of(model: BoundModel) -> Rope:
+    """The rotary table of the layers that see everything."""
+    ropes = model.describe.get("ropes", {})
+    return Rope(**(ropes.get("full_attention") or model.describe["rope"]))
 
 
-def read_sizes(model: BoundModel, arch: Architecture) -> Sizes:
-    """Raises UnavailableError for what llama.cpp does not have."""
-    config = model.checkpoint.config
-    read = Reader(gemma3.full_rope(config) if arch.windowed else config)
-    layers, hidden = read.size("num_hidden_layers"), read.size("hidden_size")
-    heads = read.size("num_attention_heads")
-    head_dim = read.size("head_dim", hidden // heads)
-    context = read.default("max_position_embeddings", 2048)
-    narrow = [w for w in read_windows(read, layers) if w is not None and w < context]
+def _refuse(model: BoundModel, arch: Architecture) -> None:
+    """Raise UnavailableError for what llama.cpp would compute otherwise."""
+    c = model.describe
+    narrow = [w for w in c["windows"] if w is not None and w < c["max_positions"]]
     if narrow and not arch.windowed:
         raise UnavailableError(
             f"the model has a sliding window of {min(narrow)} tokens, which llama.cpp's "
             f"{arch.name} architecture does not have: it would see all of them"
         )
     for flag in arch.never:
-        if read.optional(flag, bool):
+        if c.get(flag):
             raise UnavailableError(
                 f"the config has {flag}, which llama.cpp's {arch.name} architecture does not have"
             )
-    return Sizes(
-        layers=layers,
-        hidden=hidden,
-        ffn=read.size("intermediate_size"),
-        heads=heads,
-        kv_heads=read.size("num_key_value_heads", heads),
-        head_dim=head_dim,
-        rms_eps=read.default("rms_norm_eps", 1e-6),
-        context=context,
-        rope=read_rope(read, head_dim, context),
-    )
-
-
-def metadata(model: BoundModel, arch: Architecture) -> dict[str, Value]:
-    """The architecture's keys. Raises UnavailableError for what llama.cpp does not have."""
-    c = read_sizes(model, arch)
-    keys: dict[str, Value] = {
-        "block_count": c.layers,
-        "context_length": c.context,
-        "embedding_length": c.hidden,
-        "feed_forward_length": c.ffn,
-        "attention.head_count": c.heads,
-        "attention.head_count_kv": c.kv_heads,
-        "attention.key_length": c.head_dim,
-        "attention.value_length": c.head_dim,
-        "attention.layer_norm_rms_epsilon": float(c.rms_eps),
-        "vocab_size": model.vocab,
-        "rope.dimension_count": c.head_dim,
-        **rope_keys(c.rope),
-        **(gemma3.keys(model.checkpoint.config) if arch.windowed else {}),
-    }
-    return {f"{arch.name}.{key}": value for key, value in keys.items()}
+    if arch.square and c["heads"] * c["head_dim"] != c["hidden"]:
+        raise UnavailableError(
+            f"{c['heads']} heads of {c['head_dim']} dimensions are not the hidden size "
+            f"{c['hidden']}, which llama.cpp's {arch.name} architecture takes them to be"
+        )
 
 
 def tensors(model: BoundModel, arch: Architecture, notes: list[str]) -> list[Source]:
     """Every tensor, no matrix of them read yet; ``notes`` grows."""
-    c = read_sizes(model, arch)
+    c = model.describe
     found: list[Source] = []
-    factors = rope_factors(c.rope, c.head_dim)
+    factors = rope_factors(rope_of(model), c["head_dim"])
     if factors is not None:
         found.append((names.ROPE_FACTORS, factors.shape, lambda: factors))
     for path, stored in stored_tensors(model).items():
@@ -105,8 +84,8 @@ def tensors(model: BoundModel, arch: Architecture, notes: list[str]) -> list[Sou
             raise UnavailableError(f"{path} has no name in GGUF's {arch.name} architecture")
         read = stored.read
         if arch.interleaved and names.is_rotated(name):
-            heads = c.kv_heads if ".attn_k." in name else c.heads
-            read = reordered(read, names.interleaved(heads, c.head_dim))
+            heads = c["kv_heads"] if ".attn_k." in name else c["heads"]
+            read = reordered(read, names.interleaved(heads, c["head_dim"]))
         if arch.norms_from_one and name.endswith("norm.weight"):
             read = gemma3.norm_itself(name, read, notes)
         found.append((name, stored.shape, read))

@@ -32,27 +32,37 @@ ROTATED = ("attn_q", "attn_k")
 ROPE_FACTORS = "rope_freqs.weight"
 """A table computed from the config, not a parameter."""
 
-_FROM_TOP = {theirs: ours for ours, theirs in TOP.items()}
 _GGUF = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.([a-z_]+)\.(weight|bias)")
-_TRANSFORMERS = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,5})\.([a-z_.]+)\.(weight|bias)")
+_TRANSFORMERS = re.compile(r"(?P<at>[a-z.]+)\.(0|[1-9][0-9]{0,5})\.([a-z0-9_.]+)\.(weight|bias)")
+LAYERS = "model.layers"
 
 
-def to_transformers(name: str, layer: Mapping[str, str] = LAYER) -> str | None:
+def to_transformers(
+    name: str,
+    layer: Mapping[str, str] = LAYER,
+    top: Mapping[str, str] = TOP,
+    layers: str = LAYERS,
+) -> str | None:
     """``blk.3.attn_q.weight`` to ``model.layers.3.self_attn.q_proj.weight``; None if unknown."""
     match = _GGUF.fullmatch(name)
     if match is None or match[2] not in layer:
-        return TOP.get(name)
-    return f"model.layers.{match[1]}.{layer[match[2]]}.{match[3]}"
+        return top.get(name)
+    return f"{layers}.{match[1]}.{layer[match[2]]}.{match[3]}"
 
 
-def to_gguf(name: str, layer: Mapping[str, str] = LAYER) -> str | None:
+def to_gguf(
+    name: str,
+    layer: Mapping[str, str] = LAYER,
+    top: Mapping[str, str] = TOP,
+    layers: str = LAYERS,
+) -> str | None:
     """The inverse of ``to_transformers``."""
     match = _TRANSFORMERS.fullmatch(name)
-    if match is None:
-        return _FROM_TOP.get(name)
+    if match is None or match["at"] != layers:
+        return next((theirs for theirs, ours in top.items() if ours == name), None)
     for theirs, ours in layer.items():
-        if ours == match[2]:
-            return f"blk.{match[1]}.{theirs}.{match[3]}"
+        if ours == match[3]:
+            return f"blk.{match[2]}.{theirs}.{match[4]}"
     return None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from linnet.errors import CheckpointError
 from linnet.spec.types import DType
 from linnet.weights.checkpoint import Checkpoint
-from linnet_gguf import llama
+from linnet_gguf import gpt2, llama
 from linnet_gguf.architectures import ARCHITECTURES
 from linnet_gguf.container import TensorInfo, read_container
 from linnet_gguf.metadata import Metadata
@@ -29,14 +29,17 @@ class GGUFFormat:
         meta = Metadata(container.metadata, str(file))
         _refuse_parts(meta)
         name = meta.required("general.architecture", str)
-        architecture = ARCHITECTURES.get(name)
-        if architecture is None:
+        if name == gpt2.ARCHITECTURE:
+            config, notes = gpt2.read_config(meta, container)
+            tensors = gpt2.read_tensors(meta, container)
+        elif name in ARCHITECTURES:
+            config, notes = llama.read_config(meta, container, ARCHITECTURES[name])
+            tensors = llama.read_tensors(meta, container, config, ARCHITECTURES[name])
+        else:
             raise meta.error(
                 f"holds a model of the architecture {name!r}; known here: "
-                f"{', '.join(sorted(ARCHITECTURES))}"
+                f"{', '.join(sorted((*ARCHITECTURES, gpt2.ARCHITECTURE)))}"
             )
-        config, notes = llama.read_config(meta, container, architecture)
-        tensors = llama.read_tensors(meta, container, config, architecture)
         dtype = _dtype(container.tensors.values())
         text, token_ids, text_notes = read_text(meta, config)
         config |= {**token_ids, "dtype": dtype, "torch_dtype": dtype}

@@ -114,7 +114,7 @@ def read_text(
         "add_eos_token": adds_eos,
         "add_prefix_space": prefix,
         "clean_up_tokenization_spaces": False,
-        "model_max_length": config["max_position_embeddings"],
+        "model_max_length": config.get("max_position_embeddings") or config["n_positions"],
         **{f"{role}_token": vocabulary.tokens[index] for role, index in ids.items()},
     }
     if template is not None:
@@ -126,7 +126,8 @@ def read_text(
         generation_config={**special, "eos_token_id": ends} if ends else special,
         chat_template=template,
     )
-    return text, special, notes
+    # Stated where there is none: some classes of Transformers have a default of their own.
+    return text, {"pad_token_id": None, **special}, notes
 
 
 def _vocabulary(meta: Metadata, rows: int) -> Vocabulary:

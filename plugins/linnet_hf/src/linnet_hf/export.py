@@ -17,7 +17,7 @@ from linnet.spec.types import DType
 from linnet.verification.engine import Engine, verifier
 from linnet.verification.verify import Bound, Reference, save, verify
 from linnet.weights.binding import BoundModel, matrix_dtype, stored_tensors
-from linnet.weights.checkpoint import Array, StoredTensor
+from linnet.weights.checkpoint import Array, StoredTensor, class_name
 from linnet.weights.dtypes import cast
 from linnet.weights.mapped import OneAtATime
 from linnet.weights.paths import new_folder
@@ -155,44 +155,47 @@ def _holds(tensor: StoredTensor, dtype: DType) -> bool:
 def full_config(model: BoundModel, dtype: DType) -> dict[str, Any]:
     """``config.json``, the source's own keys first, in the dialects before and since 5."""
     config = {k: v for k, v in model.checkpoint.config.items() if k not in NOT_CARRIED}
-    config.setdefault("architectures", [_class_name(str(config["model_type"]))])
+    config.setdefault("architectures", [class_name(str(config["model_type"]))])
     config["tie_word_embeddings"] = any(p.tied_to for p in model.program.parameters)
     config |= {"dtype": DTYPES[dtype], "torch_dtype": DTYPES[dtype]}
-    rope, stated = model.describe.get("rope"), config.get("rope_parameters") or {}
-    if isinstance(stated.get("full_attention"), Mapping):
-        config |= ropes_by_layer_type(stated)
+    rope, ropes = model.describe.get("rope"), model.describe.get("ropes")
+    if isinstance(ropes, Mapping):
+        config.pop("rope_scaling", None)
+        config |= ropes_by_layer_type(ropes)
     elif isinstance(rope, Mapping) and {"kind", "theta", "settings"} <= rope.keys():
+        config.pop("rope_scaling", None)
         config |= both_ropes(rope)
-        if rope["kind"] == "default":
-            config.pop("rope_scaling", None)
     return config
 
 
 def both_ropes(rope: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary settings of a typed config under their names before and since Transformers 5."""
-    scaling = {"rope_type": rope["kind"], **dict(rope["settings"])}
-    both: dict[str, Any] = {
-        "rope_theta": rope["theta"],
-        "rope_parameters": {"rope_theta": rope["theta"], **scaling},
+    newer = rope_parameters(rope)
+    both: dict[str, Any] = {"rope_theta": rope["theta"], "rope_parameters": newer}
+    if "partial_rotary_factor" in newer:
+        both["partial_rotary_factor"] = newer["partial_rotary_factor"]
+    return both | _older_scaling(rope)
+
+
+def ropes_by_layer_type(ropes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Rotary settings for each type of layer, as Gemma 3 had them before Transformers 5, too."""
+    full, sliding = ropes["full_attention"], ropes["sliding_attention"]
+    return {
+        "rope_theta": full["theta"],
+        "rope_local_base_freq": sliding["theta"],
+        "rope_parameters": {kind: rope_parameters(rope) for kind, rope in ropes.items()},
+        **_older_scaling(full),
     }
-    if rope["kind"] != "default":
-        both["rope_scaling"] = scaling
-    return both
 
 
-def ropes_by_layer_type(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary settings for each type of layer, as Gemma 3 had them before Transformers 5."""
-    full, sliding = stated["full_attention"], stated.get("sliding_attention", {})
-    flat: dict[str, Any] = {"rope_theta": full.get("rope_theta")}
-    if "rope_theta" in sliding:
-        flat["rope_local_base_freq"] = sliding["rope_theta"]
-    scaling = {name: value for name, value in full.items() if name != "rope_theta"}
-    flat["rope_scaling"] = scaling if scaling.get("rope_type", "default") != "default" else None
-    return {name: value for name, value in flat.items() if value is not None}
+def rope_parameters(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """One rotary table's settings in the dialect of Transformers 5."""
+    partial = {} if rope["partial"] == 1 else {"partial_rotary_factor": rope["partial"]}
+    settings = {} if rope["kind"] == "default" else dict(rope["settings"])
+    return {"rope_theta": rope["theta"], "rope_type": rope["kind"], **settings, **partial}
 
 
-def _class_name(model_type: str) -> str:
-    if model_type == "gpt2":
-        return "GPT2LMHeadModel"
-    words = model_type.removesuffix("_text").split("_")
-    return "".join(word.capitalize() for word in words) + "ForCausalLM"
+def _older_scaling(rope: Mapping[str, Any]) -> dict[str, Any]:
+    if rope["kind"] == "default":
+        return {}
+    return {"rope_scaling": {"rope_type": rope["kind"], **dict(rope["settings"])}}

@@ -91,6 +91,11 @@ class _Hoisted:
     inputs: tuple[int, ...]
 
 
+def opaque_kind(value: Value) -> str:
+    """What kind of thing a hoisted value is: its name without a number."""
+    return value.name.rstrip("0123456789")
+
+
 class _Rewriter:
     """Rebuilds one function in our ops, and takes out of it what its callers can compute."""
 
@@ -108,11 +113,20 @@ class _Rewriter:
         """One of our hoisted ops, or the equal one that is there already."""
         key = (op, tuple(inputs), tuple(attrs.items()))
         if key not in self.shared:
-            value = Value(self.count, OPAQUE, name)
+            value = Value(self.count, OPAQUE, self._free(name))
             self.count += 1
             self.body.append(Node(op, tuple(inputs), (value,), attrs))
             self.shared[key] = value
         return self.shared[key]
+
+    def _free(self, name: str) -> str:
+        """The name, or with a number: layers with other windows see other keys."""
+        taken = {value.name for value in self.shared.values()}
+        number, free = 1, name
+        while name and free in taken:
+            number += 1
+            free = f"{name}{number}"
+        return free
 
     def rebuild(self) -> None:
         """Every node, in our ops."""
@@ -139,7 +153,7 @@ class _Rewriter:
                     operands = inputs
                     for each in self.hoisted[node.attrs["function"]]:
                         given = [operands[place] for place in each.inputs]
-                        name = each.node.outputs[0].name
+                        name = opaque_kind(each.node.outputs[0])
                         operands += (self.emit(each.node.op, given, name, **each.node.attrs),)
                     self.body.append(dataclasses.replace(node, inputs=operands))
                 case _:

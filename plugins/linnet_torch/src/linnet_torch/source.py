@@ -11,7 +11,7 @@ from linnet.spec.program import Function, Program, Value
 from linnet.spec.program import State as StateSpec
 from linnet.spec.types import DType
 from linnet_torch.layout import WIDTH, wrap
-from linnet_torch.lower import OPAQUE, STATE_OPS, lower
+from linnet_torch.lower import OPAQUE, STATE_OPS, lower, opaque_kind
 from linnet_torch.lowerings import PLAIN, Lowering
 from linnet_torch.naming import attribute
 from linnet_torch.ops import CLAIMED
@@ -158,7 +158,8 @@ def _roots(needs: Needs | EntryInfo) -> list[str]:
 
 def _function_head(function: Function, needs: Needs) -> list[str]:
     kinds = [
-        OPAQUE_TYPES[value.name] if value.type == OPAQUE else "Tensor" for value in function.inputs
+        OPAQUE_TYPES[opaque_kind(value)] if value.type == OPAQUE else "Tensor"
+        for value in function.inputs
     ]
     tensors = [f"{v.name}: {kind}" for v, kind in zip(function.inputs, kinds, strict=True)]
     arguments = ", ".join([*_roots(needs), *tensors])
