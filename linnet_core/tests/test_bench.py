@@ -13,7 +13,16 @@ import pytest
 from linnet.bench import machine, results, sessions
 from linnet.bench.harness import run_job
 from linnet.errors import BenchError
-from linnet.plugins.benchmark import Job, Measurement, Prepared, Run, Workload
+from linnet.plugins.benchmark import (
+    SERVING,
+    Job,
+    Measurement,
+    Prepared,
+    Run,
+    Serve,
+    Serving,
+    Workload,
+)
 from linnet.plugins.descriptors import BenchMethod
 from linnet.plugins.interfaces import LoadOptions
 from linnet.reference.backend import ReferenceBackend
@@ -23,6 +32,9 @@ SMALL = Workload(prompt_tokens=5, new_tokens=4, runs=2, warmups=1, probe_tokens=
 METHOD = BenchMethod(
     name="toy", target="toys:Toy", title="Toy", group="Toys", dtypes=("f32",), api_version=1
 )
+
+
+MANY = Serving("tiny", 3, 2, 5, 4, in_flight=2, runs=2)
 
 
 def job(folder: Path, **changes: object) -> Job:
@@ -41,6 +53,14 @@ def measurement(tokens: int = 4) -> Measurement:
         granted={"dtype": "f32"},
         weight_bytes=1000,
     )
+
+
+def served_measurement(tokens: int = 4, requests: int = 3) -> Measurement:
+    serves = [
+        Serve(2.0, [5.0, 7.0, 90.0][:requests], [[1] * tokens] * requests),
+        Serve(1.0, [6.0, 8.0, 10.0][:requests], [[1] * tokens] * requests),
+    ]
+    return replace(measurement(), runs=[], serves=serves)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +93,12 @@ def test_jobs_and_measurements_survive_their_files(tmp_path: Path) -> None:
     prepared = replace(given, prepared=Prepared("a/model.gguf", 10, ["a note"]))
     prepared.save(tmp_path / "job.json")
     assert Job.read(tmp_path / "job.json") == prepared
-    measurement().save(tmp_path / "result.json")
-    assert Measurement.read(tmp_path / "result.json") == measurement()
+    served = replace(given, serving=MANY, requests=MANY.prompts(136))
+    served.save(tmp_path / "job.json")
+    assert Job.read(tmp_path / "job.json") == served
+    for told in (measurement(), served_measurement()):
+        told.save(tmp_path / "result.json")
+        assert Measurement.read(tmp_path / "result.json") == told
 
 
 def test_a_row_holds_medians_spread_and_share(tmp_path: Path) -> None:
@@ -91,6 +115,53 @@ def test_a_row_holds_medians_spread_and_share(tmp_path: Path) -> None:
 def test_a_run_that_ends_early_voids_its_row(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="run 1 gave 3 tokens, not 4: its speed is void"):
         results.row_of(METHOD, job(tmp_path), measurement(tokens=3), None, 1.0)
+
+
+def test_a_row_that_serves_holds_throughput_and_waits(tmp_path: Path) -> None:
+    method, given = replace(METHOD, serving=True), replace(job(tmp_path), serving=MANY)
+    row = results.row_of(method, given, served_measurement(), None, 1.0)
+    assert row["metrics"]["serve_tok_s"]["values"] == [6.0, 12.0]
+    assert row["metrics"]["serve_ttft_ms"]["values"] == [7.0, 8.0]  # of the median request
+    assert not {"ttft_ms", "decode_tok_s"} & set(row["metrics"])
+    assert row["share_of_limit"] is None
+    silent = [replace(serve, ttft_ms=[]) for serve in served_measurement().serves]
+    told = replace(served_measurement(), serves=silent)
+    assert "serve_ttft_ms" not in results.row_of(method, given, told, None, 1.0)["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        (served_measurement(tokens=3), r"run 1 gave 3 requests of \[3\] tokens, not 3 of 4"),
+        (served_measurement(requests=2), r"run 1 gave 2 requests of \[4\] tokens, not 3 of 4"),
+        (measurement(), "it measured no run"),
+    ],
+)
+def test_a_serving_run_that_is_not_whole_voids_its_row(
+    tmp_path: Path, told: Measurement, message: str
+) -> None:
+    method, given = replace(METHOD, serving=True), replace(job(tmp_path), serving=MANY)
+    with pytest.raises(BenchError, match=message):
+        results.row_of(method, given, told, None, 1.0)
+
+
+@pytest.mark.parametrize("serving", SERVING.values(), ids=SERVING)
+def test_requests_have_their_lengths_and_share_no_prefix(serving: Serving) -> None:
+    warmup, *runs = serving.prompts(49152)
+    assert len(warmup) == serving.in_flight
+    assert [len(run) for run in runs] == [serving.requests] * serving.runs
+    lengths = [len(prompt) for prompt in runs[0]]
+    assert serving.min_prompt_tokens <= min(lengths) <= max(lengths) <= serving.max_prompt_tokens
+    assert len(set(lengths)) > 10
+    assert all([len(prompt) for prompt in run] == lengths for run in runs)
+    firsts = [prompt[0] for run in (warmup, *runs) for prompt in run]
+    assert len(set(firsts)) == len(firsts)
+    assert serving.prompts(49152) == [warmup, *runs]
+
+
+def test_too_few_tokens_for_prompts_that_start_differently() -> None:
+    with pytest.raises(BenchError, match="112 prompts that start differently are needed"):
+        SERVING["small"].prompts(100)
 
 
 def test_the_distance_is_of_the_saved_logits(tmp_path: Path) -> None:

@@ -1,6 +1,13 @@
 """What Linnet offers without any plugin installed, as a plugin like any other."""
 
-from linnet.plugins.descriptors import API_VERSION, Backend, Capability, Family, Format
+from linnet.plugins.descriptors import (
+    API_VERSION,
+    Backend,
+    BenchMethod,
+    Capability,
+    Family,
+    Format,
+)
 from linnet.plugins.hookspecs import hookimpl
 
 FAMILIES = (
@@ -71,5 +78,28 @@ def linnet_register_backends() -> list[Backend]:
             priority=-100,
             reference_priority=-100,
             api_version=API_VERSION,
+        )
+    ]
+
+
+@hookimpl
+def linnet_register_bench_methods() -> list[BenchMethod]:
+    """Rows of the benchmark that nothing measures yet, so that every page says so."""
+    return [
+        BenchMethod(
+            name=name,
+            target=f"linnet.bench.declared:{target}",
+            title=title,
+            group="Serving many requests",
+            dtypes=("bf16",),
+            serving=True,
+            api_version=API_VERSION,
+        )
+        for name, target, title in (
+            ("serve-linnet-torch", "Serve", "linnet.serve, PyTorch"),
+            ("serve-linnet-jax", "Serve", "linnet.serve, XLA"),
+            ("serve-linnet-ort", "Serve", "linnet.serve, ONNX Runtime"),
+            ("triton-vllm", "Triton", "Triton, vLLM backend"),
+            ("triton-linnet", "Triton", "Triton, linnet.serve backend"),
         )
     ]

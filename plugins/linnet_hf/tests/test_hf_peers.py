@@ -6,6 +6,7 @@ What needs a peer's environment is slow, and is skipped where it was not set up.
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from linnet.bench.environments import environments, state
 from linnet.bench.harness import Bench
 from linnet.errors import BenchError
 from linnet.nest.random import write_random
-from linnet.plugins.benchmark import Job, Workload
+from linnet.plugins.benchmark import Job, Serving, Workload
 from linnet.plugins.manager import plugin_manager
 from linnet.runtime.load import bind
 from linnet.testing.fixtures import f0_config
@@ -108,3 +109,49 @@ def test_a_peer_measures_and_agrees(model: Path, tmp_path: Path, key: str, bound
     assert row["distance"]["max_abs"] < bound
     assert row["distance"]["top1"] == 1.0
     assert row["granted"]["threads"] == 1
+
+
+MANY = Serving("tiny", 5, 9, 40, 6, in_flight=2, runs=2)
+
+
+@pytest.fixture(scope="module")
+def square(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of a shape that every peer takes; the fifth request finds one of two rows free."""
+    folder = tmp_path_factory.mktemp("peers") / "square"
+    write_random(f0_config(hidden_size=192, head_dim=32), folder, seed=3, dtype="f32")
+    return folder
+
+
+def serve(square: Path, key: str, bound: float) -> dict[str, Any]:
+    manager = plugin_manager()
+    wanted = [(manager.bench_method(name), "f32") for name in ("transformers", key)]
+    results = Bench(str(square), SMALL, 1, serving=MANY).run(wanted, lambda row: None)
+    row: dict[str, Any] = results["rows"][1]
+    assert row["error"] is None
+    assert row["metrics"]["serve_tok_s"]["n"] == MANY.runs
+    assert row["distance"]["max_abs"] < bound
+    assert row["distance"]["top1"] >= 0.8
+    assert row["granted"]["rows"] == MANY.in_flight
+    assert row["granted"]["threads"] == 1
+    return row
+
+
+def test_transformers_batches_continuously_and_agrees(square: Path) -> None:
+    row = serve(square, "transformers-batched", 1e-4)
+    assert row["distance"]["of"] == "logprobs"
+    assert row["distance"]["top1"] == 1.0
+    assert row["metrics"]["serve_ttft_ms"]["median"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "bound"),
+    [("kerashub-static", 0.05), ("serve-vllm", 1e-3), ("serve-vllm-export", 1e-3)],
+)
+def test_a_peer_serves_and_agrees(square: Path, key: str, bound: float) -> None:
+    manager = plugin_manager()
+    environment = environments(manager)[manager.bench_method(key).environment]
+    if state(environment) != "ready":
+        pytest.skip(f"{environment.name} is {state(environment)}: linnet bench setup {key}")
+    row = serve(square, key, bound)
+    assert ("serve_ttft_ms" in row["metrics"]) == (key != "kerashub-static")

@@ -18,7 +18,7 @@ from linnet.bench.environments import Environment, Record, clean_variables, read
 from linnet.bench.machine import describe_machine, read_bandwidth, versions
 from linnet.bench.results import SCHEMA, new_row, row_of, save
 from linnet.errors import BenchError, LinnetError
-from linnet.plugins.benchmark import Job, Measurement, Prepared, Workload
+from linnet.plugins.benchmark import SERVING, Job, Measurement, Prepared, Serving, Workload
 from linnet.plugins.descriptors import BenchMethod
 from linnet.plugins.manager import plugin_manager
 from linnet.runtime.load import bind
@@ -36,7 +36,12 @@ class Bench:
     """
 
     def __init__(
-        self, model: str, workload: Workload, threads: int, output: Path | None = None
+        self,
+        model: str,
+        workload: Workload,
+        threads: int,
+        output: Path | None = None,
+        serving: Serving = SERVING["small"],
     ) -> None:
         self.model, self.workload, self.threads, self.output = model, workload, threads, output
         bound = bind(model)
@@ -45,6 +50,7 @@ class Bench:
                 f"{workload.context} positions are needed, but {model} has {bound.max_positions}"
             )
         self.prompts = workload.prompts(bound.vocab)
+        self.serving, self.vocab, self.max_positions = serving, bound.vocab, bound.max_positions
         self.reference: resume.Reference | None = None
         self.results: dict[str, Any] = {
             "schema": SCHEMA,
@@ -56,7 +62,7 @@ class Bench:
                 "family": bound.program.family,
                 "parameters": bound.program.parameter_count,
             },
-            "workload": {**vars(workload)},
+            "workload": {**vars(workload), "serving": {**vars(serving)}},
             "reference": {"key": REFERENCE, "dtype": "f32"},
             "bandwidth": {},
             "rows": [],
@@ -116,6 +122,8 @@ class Bench:
             folder=str(folder),
         )
         try:
+            if method.serving:
+                job = replace(job, serving=self.serving, requests=self._requests())
             bandwidth = 0.0
 
             def before() -> None:
@@ -134,6 +142,15 @@ class Bench:
             return new_row(method, dtype, str(error))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _requests(self) -> list[list[list[int]]]:
+        """The prompts of the serving workload. Raises BenchError where the model is too short."""
+        longest = self.serving.context
+        if self.max_positions is not None and longest > self.max_positions:
+            raise BenchError(
+                f"serving needs {longest} positions, but {self.model} has {self.max_positions}"
+            )
+        return self.serving.prompts(self.vocab)
 
 
 def is_reference(row: dict[str, Any]) -> bool:

@@ -36,6 +36,11 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def has_gpu() -> bool:
+    """Whether NVIDIA's driver is loaded."""
+    return Path("/proc/driver/nvidia/version").exists()
+
+
 def versions() -> dict[str, str]:
     """Versions of what can take part, where it is installed."""
     found = {"python": platform.python_version()}

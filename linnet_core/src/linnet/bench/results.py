@@ -43,6 +43,25 @@ def row_of(
 
     Raises BenchError where a run did not do what was asked.
     """
+    row = new_row(method, job.dtype)
+    row["granted"] = measurement.granted
+    row["notes"] = [*method.notes, *measurement.notes]
+    if reference is not None:
+        row["distance"] = _distance(Path(job.folder), reference)
+    row["metrics"] = {
+        **(_serving(job, measurement) if method.serving else _single(job, measurement)),
+        "load_s": metric([measurement.load_s]),
+        "warmup_s": metric([measurement.warmup_s]),
+        "peak_bytes": {**metric([measurement.peak_bytes]), "memory": measurement.memory},
+    }
+    if measurement.weight_bytes is not None and not method.serving:
+        speed = row["metrics"]["decode_tok_s"]["median"]
+        row["share_of_limit"] = speed * measurement.weight_bytes / bandwidth
+    return row
+
+
+def _single(job: Job, measurement: Measurement) -> dict[str, Any]:
+    """The metrics of one request at a time."""
     wanted = job.workload.new_tokens
     for number, run in enumerate(measurement.runs, 1):
         if len(run.tokens) != wanted:
@@ -50,21 +69,31 @@ def row_of(
                 f"run {number} gave {len(run.tokens)} tokens, not {wanted}: its speed is void"
             )
     decode = [(wanted - 1) / run.decode_s for run in measurement.runs]
-    row = new_row(method, job.dtype)
-    row["granted"] = measurement.granted
-    row["metrics"] = {
-        "ttft_ms": metric([run.ttft_ms for run in measurement.runs]),
-        "decode_tok_s": metric(decode),
-        "load_s": metric([measurement.load_s]),
-        "warmup_s": metric([measurement.warmup_s]),
-        "peak_bytes": {**metric([measurement.peak_bytes]), "memory": measurement.memory},
-    }
-    if measurement.weight_bytes is not None:
-        row["share_of_limit"] = statistics.median(decode) * measurement.weight_bytes / bandwidth
-    row["notes"] = [*method.notes, *measurement.notes]
-    if reference is not None:
-        row["distance"] = _distance(Path(job.folder), reference)
-    return row
+    ttft = [run.ttft_ms for run in measurement.runs]
+    return {"ttft_ms": metric(ttft), "decode_tok_s": metric(decode)}
+
+
+def _serving(job: Job, measurement: Measurement) -> dict[str, Any]:
+    """The metrics of many requests: the tokens of all, and the median request's first token."""
+    assert job.serving is not None
+    count, wanted = job.serving.requests, job.serving.new_tokens
+    for number, serve in enumerate(measurement.serves, 1):
+        lengths = {len(tokens) for tokens in serve.tokens}
+        if len(serve.tokens) != count or lengths != {wanted}:
+            raise BenchError(
+                f"run {number} gave {len(serve.tokens)} requests of {sorted(lengths)} tokens, not "
+                f"{count} of {wanted}: its speed is void"
+            )
+        if len(serve.ttft_ms) not in (0, count):
+            raise BenchError(
+                f"run {number} gave {len(serve.ttft_ms)} times to first tokens of {count} requests"
+            )
+    if not measurement.serves:
+        raise BenchError("it measured no run")
+    speeds = [count * wanted / serve.seconds for serve in measurement.serves]
+    waits = [statistics.median(serve.ttft_ms) for serve in measurement.serves if serve.ttft_ms]
+    found = {"serve_tok_s": metric(speeds)}
+    return {**found, "serve_ttft_ms": metric(waits)} if waits else found
 
 
 def _distance(folder: Path, reference: Array) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 ``linnet bench setup NAME`` makes the environment of a peer.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -97,6 +98,13 @@ def bench(
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 512,
     new_tokens: Annotated[int, typer.Option(help="Tokens that each run generates.")] = 128,
     runs: Annotated[int, typer.Option(help="Timed runs of each row.")] = 10,
+    serving: Annotated[
+        str | None,
+        typer.Option(
+            metavar="standard|small",
+            help="The workload of the rows that serve many requests; small where there is no GPU.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
     threads: ThreadsOption = None,
     output: Annotated[
@@ -107,16 +115,21 @@ def bench(
 ) -> None:
     """Time every method on the same tokens, each in a process of its own."""
     from linnet.bench.harness import Bench
-    from linnet.plugins.benchmark import Workload
+    from linnet.bench.machine import has_gpu
+    from linnet.plugins.benchmark import SERVING, Workload
     from linnet.runtime.threads import thread_budget
 
     workload = Workload(prompt_tokens=prompt_tokens, new_tokens=new_tokens, runs=runs, seed=seed)
+    serving = serving or ("standard" if has_gpu() else "small")
+    if serving not in SERVING:
+        raise typer.BadParameter(f"--serving is {serving!r}; it is one of {', '.join(SERVING)}")
     chosen = choose(methods, [name for name in dtype.split(",") if name])
 
     def each(row: dict[str, Any]) -> None:
         note(f"{row['title']} {row['dtype']}: {row['error'] or summary(row)}")
 
-    benchmark = Bench(model, workload, thread_budget(threads), output)
+    many = replace(SERVING[serving], seed=seed)
+    benchmark = Bench(model, workload, thread_budget(threads), output, many)
     if benchmark.results["rows"]:
         note(f"{output} has {len(benchmark.results['rows'])} finished rows, which are kept")
     results = benchmark.run(chosen, each)
@@ -160,18 +173,24 @@ HEAD = (
 def summary(row: dict[str, Any]) -> str:
     """A row in a line."""
     _, _, first, decode, share, *_ = cells(row)
-    return f"first token {first} ms, {decode} tok/s, {share} of the bandwidth limit"
+    of_limit = f", {share} of the bandwidth limit" if share else ""
+    return f"first token {first} ms, {decode} tok/s{of_limit}"
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """A row of the table: medians, with the spread of the two that matter most."""
+    """A row of the table: medians, with the spread of the two that matter most.
+
+    Of a row that serves many requests these are all requests' tokens, and the median first token.
+    """
     metrics, distance = row["metrics"], row["distance"]
     if row["error"]:
         # The last column is printed as it comes: there a reason widens none of the others.
         return (row["title"], row["dtype"], *["-"] * (len(HEAD) - 3), row["error"])
 
-    def spread(name: str, digits: int) -> str:
-        found = metrics[name]
+    def spread(name: str, many: str, digits: int) -> str:
+        found = metrics.get(name) or metrics.get(many)
+        if found is None:
+            return "-"
         low, high = (f"{found[end]:.{digits}f}" for end in ("min", "max"))
         return f"{found['median']:.{digits}f} ({low}-{high})"
 
@@ -179,8 +198,8 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         row["title"],
         row["dtype"],
-        spread("ttft_ms", 0),
-        spread("decode_tok_s", 1),
+        spread("ttft_ms", "serve_ttft_ms", 0),
+        spread("decode_tok_s", "serve_tok_s", 1),
         "" if share is None else f"{share:.0%}",
         f"{metrics['load_s']['median']:.1f}",
         f"{metrics['peak_bytes']['median'] / 2**20:.0f} MiB",

@@ -48,6 +48,55 @@ class Workload:
 
 
 @dataclass(frozen=True)
+class Serving:
+    """Many requests at once: prompts of random lengths, each with the same number of new tokens.
+
+    ``in_flight`` are given to the engine before any is finished; each that finishes makes place
+    for the next. One more run, of ``in_flight`` requests, warms up.
+    """
+
+    name: str
+    requests: int
+    min_prompt_tokens: int
+    max_prompt_tokens: int
+    new_tokens: int
+    in_flight: int
+    runs: int = 3
+    seed: int = 0
+
+    @property
+    def context(self) -> int:
+        """Positions that the longest request needs."""
+        return self.max_prompt_tokens + self.new_tokens
+
+    def prompts(self, vocab: int) -> list[list[list[int]]]:
+        """The prompts of the warm-up and of each run; no two of them start alike.
+
+        Every run has the same lengths, so that runs differ in nothing but their tokens.
+        """
+        draw = np.random.default_rng(self.seed)
+        span = (self.min_prompt_tokens, self.max_prompt_tokens + 1)
+        lengths = draw.integers(*span, self.requests)
+        firsts = draw.permutation(vocab).tolist()
+        if len(firsts) < self.in_flight + self.runs * self.requests:
+            raise BenchError(
+                f"{self.in_flight + self.runs * self.requests} prompts that start differently are "
+                f"needed, but the model has {vocab} tokens"
+            )
+        return [
+            [[firsts.pop(), *draw.integers(0, vocab, n - 1).tolist()] for n in some]
+            for some in (lengths[: self.in_flight], *[lengths] * self.runs)
+        ]
+
+
+SERVING = {
+    "standard": Serving("standard", 256, 128, 512, 128, 64),
+    "small": Serving("small", 32, 64, 256, 64, 16),
+}
+"""The workload of the page, and one for machines that would take hours for it."""
+
+
+@dataclass(frozen=True)
 class Prepared:
     """What a peer reads, written for it by Linnet before its process starts.
 
@@ -84,6 +133,10 @@ class Job:
     """An empty folder for this job's files."""
     prepared: Prepared | None = None
     """What ``prepare`` wrote, for a method in an environment of its own."""
+    serving: Serving | None = None
+    """The workload of a method that serves; the prompts of it are ``requests``."""
+    requests: list[list[list[int]]] = field(default_factory=list)
+    """A list of prompts for the warm-up, and one for each run."""
 
     def save(self, path: Path) -> None:
         """As JSON."""
@@ -94,7 +147,9 @@ class Job:
         """From JSON."""
         data = json.loads(path.read_text())
         prepared = data["prepared"] and Prepared(**data["prepared"])
-        return Job(**{**data, "workload": Workload(**data["workload"]), "prepared": prepared})
+        serving = data["serving"] and Serving(**data["serving"])
+        workload = Workload(**data["workload"])
+        return Job(**{**data, "workload": workload, "prepared": prepared, "serving": serving})
 
 
 @dataclass(frozen=True)
@@ -104,6 +159,20 @@ class Run:
     ttft_ms: float
     decode_s: float
     tokens: list[int]
+
+
+@dataclass(frozen=True)
+class Serve:
+    """One timed run of many requests, from the first that is given to the last that is done.
+
+    ``ttft_ms`` has each request's wait from when it was given to its first token; it is empty
+    from an engine that does not tell.
+    """
+
+    seconds: float
+    ttft_ms: list[float]
+    tokens: list[list[int]]
+    """The new tokens of each request, in the order of the prompts."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +199,8 @@ class Measurement:
     tokens: list[int] = field(default_factory=list)
     """Greedy tokens after the probe prompt, where the method chose them itself."""
     notes: list[str] = field(default_factory=list)
+    serves: list[Serve] = field(default_factory=list)
+    """The runs of a method that serves, which has no ``runs``."""
 
     def save(self, path: Path) -> None:
         """As JSON, whole or not at all."""
@@ -139,7 +210,9 @@ class Measurement:
     def read(path: Path) -> "Measurement":
         """From JSON."""
         data = json.loads(path.read_text())
-        return Measurement(**{**data, "runs": [Run(**run) for run in data["runs"]]})
+        runs = [Run(**run) for run in data["runs"]]
+        serves = [Serve(**serve) for serve in data["serves"]]
+        return Measurement(**{**data, "runs": runs, "serves": serves})
 
 
 def _save(data: dict[str, Any], path: Path) -> None:

@@ -108,6 +108,8 @@ class BenchMethod:
     its own: ``linnet bench setup NAME`` makes it, with the pinned requirements ``packages``.
     ``without`` are packages that those bring and that do not work beside them: they are removed.
     Methods may share an environment, if they state the same of it.
+
+    A method with ``serving`` is given many requests at once.
     """
 
     name: str
@@ -122,6 +124,7 @@ class BenchMethod:
     extra: str = ""
     api_version: int = field(kw_only=True)
     notes: tuple[str, ...] = field(default=())
+    serving: bool = False
 
 
 Descriptor = Family | Format | Backend | Exporter | BenchMethod

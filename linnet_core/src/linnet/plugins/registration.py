@@ -213,14 +213,14 @@ def _check_distinct(offers: list[Descriptor]) -> None:
 def _check_types(what: str, descriptor: Descriptor) -> None:
     for item in fields(descriptor):
         value = getattr(descriptor, item.name)
-        if item.type in (str, int):
+        if item.type in (str, int, bool):
             good = type(value) is item.type
         elif item.type == frozenset[Capability]:
             good = isinstance(value, frozenset) and all(isinstance(v, Capability) for v in value)
         else:  # tuple[str, ...]
             good = isinstance(value, tuple) and all(isinstance(v, str) and v for v in value)
         if not good:
-            wanted = item.type.__name__ if item.type in (str, int) else item.type
+            wanted = item.type.__name__ if item.type in (str, int, bool) else item.type
             raise PluginError(f"{what} has {item.name} {value!r}, which is not {wanted}")
 
 

@@ -31,6 +31,7 @@ NONE = ("", (), ())
 
 FLOATS = ("f32", "bf16")
 ENGINES = "LLM engines"
+SERVING = "Serving many requests"
 ONNX = "ONNX Runtime and TensorRT"
 
 ROWS = (
@@ -43,6 +44,41 @@ ROWS = (
     ("sglang-export", "declared:SGLang", "SGLang on Linnet's export", ENGINES, ("bf16",), NONE),
     ("tgi", "declared:TGI", "TGI", ENGINES, ("bf16",), NONE),
     ("tgi-export", "declared:TGI", "TGI on Linnet's export", ENGINES, ("bf16",), NONE),
+    ("serve-vllm", "vllm_serving:ServeVLLM", "vLLM, serving", SERVING, FLOATS, VLLM),
+    (
+        "serve-vllm-export",
+        "vllm_serving:ServeVLLMExport",
+        "vLLM on Linnet's export, serving",
+        SERVING,
+        FLOATS,
+        VLLM,
+    ),
+    ("serve-sglang", "declared:SGLang", "SGLang, serving", SERVING, ("bf16",), NONE),
+    (
+        "serve-sglang-export",
+        "declared:SGLang",
+        "SGLang on Linnet's export, serving",
+        SERVING,
+        ("bf16",),
+        NONE,
+    ),
+    ("serve-tgi", "declared:TGI", "TGI, serving", SERVING, ("bf16",), NONE),
+    (
+        "serve-tgi-export",
+        "declared:TGI",
+        "TGI on Linnet's export, serving",
+        SERVING,
+        ("bf16",),
+        NONE,
+    ),
+    (
+        "kerashub-static",
+        "kerashub_static:KerasHubStatic",
+        "KerasHub, static batches",
+        SERVING,
+        FLOATS,
+        KERAS,
+    ),
 )
 """Key, target in ``linnet_hf.peers``, title, group, dtypes, environment."""
 
@@ -103,7 +139,18 @@ def linnet_register_bench_methods() -> list[BenchMethod]:
             ("transformers-compiled", "linnet_hf.bench:Compiled", "Transformers, compiled"),
         )
     ]
-    return [*own, *_peers()]
+    batched = BenchMethod(
+        name="transformers-batched",
+        target="linnet_hf.batched:Batched",
+        title="Transformers, batched",
+        group=SERVING,
+        dtypes=("f32", "bf16", "f16"),
+        requires=("torch", "transformers"),
+        extra="linnet[hf]",
+        serving=True,
+        api_version=1,
+    )
+    return [*own, batched, *_peers()]
 
 
 def _peers() -> list[BenchMethod]:
@@ -118,6 +165,7 @@ def _peers() -> list[BenchMethod]:
             environment=environment,
             packages=packages,
             without=without,
+            serving=group == SERVING,
             api_version=1,
         )
         for name, target, title, group, dtypes, (environment, packages, without) in ROWS

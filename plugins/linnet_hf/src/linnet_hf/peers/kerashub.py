@@ -30,17 +30,8 @@ class KerasHub:
         """Load, compile, warm up, time every run, then decode the probe."""
         assert job.prepared is not None
         workload = job.workload
-        if len(os.sched_getaffinity(0)) > job.threads:  # XLA has a thread for each it may use
-            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: job.threads])
-        os.environ |= {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
         start = time.perf_counter()
-        import keras
-        import keras_hub
-
-        self.model: Any = keras_hub.models.CausalLM.from_preset(
-            job.prepared.path, dtype=DTYPES[job.dtype], preprocessor=None
-        )
-        self.model.compile(sampler="greedy")
+        self.open(job)
         load_s = time.perf_counter() - start
 
         start = time.perf_counter()
@@ -59,17 +50,36 @@ class KerasHub:
             warmup_s=warmup_s,
             peak_bytes=peak,
             memory="resident",
-            granted={
-                "backend": "kerashub",
-                "mode": f"generate on {keras.backend.backend()}",
-                "dtype": self.model.backbone.dtype_policy.name,
-                "device": "cpu",
-                "threads": len(os.sched_getaffinity(0)),
-            },
+            granted=self.granted(),
             weight_bytes=job.prepared.weight_bytes,
             tokens=tokens,
             notes=["first token: a call for one token; decoding: a call for all, less that"],
         )
+
+    def open(self, job: Job) -> None:
+        """Load the model."""
+        assert job.prepared is not None
+        if len(os.sched_getaffinity(0)) > job.threads:  # XLA has a thread for each it may use
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: job.threads])
+        os.environ |= {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
+        import keras_hub
+
+        self.model: Any = keras_hub.models.CausalLM.from_preset(
+            job.prepared.path, dtype=DTYPES[job.dtype], preprocessor=None
+        )
+        self.model.compile(sampler="greedy")
+
+    def granted(self) -> dict[str, Any]:
+        """What runs."""
+        import keras
+
+        return {
+            "backend": "kerashub",
+            "mode": f"generate on {keras.backend.backend()}",
+            "dtype": self.model.backbone.dtype_policy.name,
+            "device": "cpu",
+            "threads": len(os.sched_getaffinity(0)),
+        }
 
     def generate(self, prompt: list[int], new_tokens: int) -> Run:
         """One timed request, as two calls."""

@@ -33,37 +33,8 @@ class VLLM:
         """Load, warm up, time every run, then ask for the logits of the probe."""
         assert job.prepared is not None
         workload = job.workload
-        cpus = sorted(os.sched_getaffinity(0))[: job.threads]
-        os.environ |= {
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cpus)),
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_LOGGING_LEVEL": "WARNING",
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": str(job.threads),
-        }
         start = time.perf_counter()
-        import torch
-        from vllm import EngineArgs, LLMEngine
-
-        torch.set_num_threads(job.threads)
-        blocks = -(-(workload.context + 8) // BLOCK) + 2
-        self.engine: Any = LLMEngine.from_engine_args(
-            EngineArgs(
-                model=job.prepared.path,
-                dtype=DTYPES[job.dtype],
-                skip_tokenizer_init=True,
-                max_model_len=workload.context + 8,
-                max_num_seqs=1,
-                max_num_batched_tokens=workload.context + 8,
-                enable_prefix_caching=False,
-                kv_cache_memory_bytes=blocks * BLOCK * self.position_bytes(job),
-                max_logprobs=-1,
-                logprobs_mode="raw_logits",
-                seed=0,
-            )
-        )
-        self.count = 0
+        blocks = self.open(job, workload.context + 8, 1, workload.context + 8)
         load_s = time.perf_counter() - start
 
         start = time.perf_counter()
@@ -76,31 +47,83 @@ class VLLM:
         ]
         peak = peak_resident_bytes()
         tokens, restarts = self.probe(job)
-        config = self.engine.vllm_config
         return Measurement(
             runs=runs,
             load_s=load_s,
             warmup_s=warmup_s,
             peak_bytes=peak,
             memory="resident",
-            granted={
-                "backend": "vllm",
-                "mode": "in process",
-                "dtype": str(config.model_config.dtype).removeprefix("torch."),
-                "device": str(config.device_config.device_type),
-                "compilation": str(config.compilation_config.mode),
-                "prefix_caching": bool(config.cache_config.enable_prefix_caching),
-                "threads": torch.get_num_threads(),
-            },
+            granted=self.granted(),
             weight_bytes=job.prepared.weight_bytes,
             tokens=tokens,
-            notes=[
-                f"torch {torch.__version__}",
-                f"a cache of {blocks} blocks of {BLOCK} positions, as small as the workload "
-                "allows; loading compiles, or finds what an earlier run compiled",
-                f"the probe began anew {restarts} times, where vLLM chose another token",
-            ],
+            notes=self.notes(blocks, restarts),
         )
+
+    def open(self, job: Job, length: int, rows: int, batched: int | None) -> int:
+        """Make the engine for rows of a length; the blocks of its cache.
+
+        ``batched`` is the most tokens of one step, vLLM's own choice where it is None.
+        """
+        assert job.prepared is not None
+        cpus = sorted(os.sched_getaffinity(0))[: job.threads]
+        os.environ |= {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cpus)),
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": str(job.threads),
+        }
+        import torch
+        from vllm import EngineArgs, LLMEngine
+
+        torch.set_num_threads(job.threads)
+        blocks = rows * -(-length // BLOCK) + 2
+        self.engine: Any = LLMEngine.from_engine_args(
+            EngineArgs(
+                model=job.prepared.path,
+                dtype=DTYPES[job.dtype],
+                skip_tokenizer_init=True,
+                max_model_len=length,
+                max_num_seqs=rows,
+                max_num_batched_tokens=batched,
+                enable_prefix_caching=False,
+                kv_cache_memory_bytes=blocks * BLOCK * self.position_bytes(job),
+                max_logprobs=-1,
+                logprobs_mode="raw_logits",
+                seed=0,
+            )
+        )
+        self.count = 0
+        return blocks
+
+    def granted(self) -> dict[str, Any]:
+        """What the engine says of itself."""
+        import torch
+
+        config = self.engine.vllm_config
+        return {
+            "backend": "vllm",
+            "mode": "in process",
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "device": str(config.device_config.device_type),
+            "compilation": str(config.compilation_config.mode),
+            "prefix_caching": bool(config.cache_config.enable_prefix_caching),
+            "rows": config.scheduler_config.max_num_seqs,
+            "step_tokens": config.scheduler_config.max_num_batched_tokens,
+            "threads": torch.get_num_threads(),
+        }
+
+    def notes(self, blocks: int, restarts: int) -> list[str]:
+        """What stands beside the figures."""
+        import torch
+
+        return [
+            f"torch {torch.__version__}",
+            f"a cache of {blocks} blocks of {BLOCK} positions, as small as the workload "
+            "allows; loading compiles, or finds what an earlier run compiled",
+            f"the probe began anew {restarts} times, where vLLM chose another token",
+        ]
 
     def position_bytes(self, job: Job) -> int:
         """Bytes that one position of the cache takes."""
