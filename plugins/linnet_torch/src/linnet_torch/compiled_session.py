@@ -62,7 +62,7 @@ def lowerings(device: torch.device, dtype: torch.dtype, rows: int) -> tuple[Lowe
     """How prompts and steps are written, by device and rows."""
     if device.type != "cpu":
         return PLAIN, PLAIN
-    return CPU_PROMPT, CPU_STEP if rows <= kernels.FEW_ROWS[dtype] else CPU_STEP_MANY
+    return CPU_PROMPT, CPU_STEP if rows <= kernels.few_rows(dtype) else CPU_STEP_MANY
 
 
 class CompiledSession(TorchSession):

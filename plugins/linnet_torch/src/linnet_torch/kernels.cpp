@@ -6,7 +6,8 @@
 // Weights stay as a checkpoint has them. Their rows lie one after the other, so a product is one
 // sweep over memory; it is prefetched a fixed distance ahead, since hardware prefetchers stop at
 // the end of every page. Values are f32, bf16 or f16; all sums are in f32. Vectors are the
-// compiler's own: it chooses the instructions for the processor that the file is built on.
+// compiler's own, as wide as the registers of the processor that the file is built on: wider ones
+// would be taken apart in memory.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -21,7 +22,7 @@
 #include <type_traits>
 #include <vector>
 
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
@@ -30,25 +31,49 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
+#if defined(__AVX512F__)
 constexpr int LANES = 16;
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
 using f32s = float __attribute__((vector_size(LANES * 4)));
 using i32s = int32_t __attribute__((vector_size(LANES * 4)));
 
 constexpr int64_t AHEAD = 16 << 10;  // bytes: the best of 2 to 32 KB where it was measured
 constexpr int64_t GRAIN = 32 << 10;  // bytes of a weight: less is not worth a thread
 constexpr int64_t CHUNK = 64;        // positions of a cache that one thread takes at a time
-constexpr int KEYS = 4;              // of which so many are multiplied together
+constexpr int CHAINS = 16 / LANES;   // vectors of a row that are summed apart: an addition takes time
+constexpr int KEYS = LANES / 4;      // positions that are multiplied together
 
 struct BF16 {
   uint16_t bits;
 };
 
-// 16 values, as f32.
+// LANES values, as f32. Compilers convert halves one by one where they are not told how.
 inline f32s load(const float* p) {
   f32s x;
   std::memcpy(&x, p, sizeof x);
   return x;
 }
+#if defined(__AVX512F__)
+inline f32s load(const BF16* p) {
+  auto bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return (f32s)_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16);
+}
+inline f32s load(const _Float16* p) {
+  return (f32s)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+#elif defined(__AVX2__) && defined(__F16C__)
+inline f32s load(const BF16* p) {
+  auto bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return (f32s)_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16);
+}
+inline f32s load(const _Float16* p) {
+  return (f32s)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+#else
 inline f32s load(const BF16* p) {
   uint16_t __attribute__((vector_size(LANES * 2))) bits;
   std::memcpy(&bits, p, sizeof bits);
@@ -58,14 +83,11 @@ inline f32s load(const BF16* p) {
   return x;
 }
 inline f32s load(const _Float16* p) {
-#ifdef __AVX512F__  // some compilers convert the vector below value by value
-  return (f32s)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-#else
   _Float16 __attribute__((vector_size(LANES * 2))) x;
   std::memcpy(&x, p, sizeof x);
   return __builtin_convertvector(x, f32s);
-#endif
 }
+#endif
 inline float one(const float* p) { return *p; }
 inline float one(const _Float16* p) { return static_cast<float>(*p); }
 inline float one(const BF16* p) {
@@ -87,10 +109,11 @@ inline void put(BF16* p, float x) {  // to the nearest, ties to even
 }
 
 inline float sum(f32s x) {
-  x += __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15);
-  x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7);
-  x += __builtin_shufflevector(x, x, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3);
-  return x[0] + x[1];
+  float values[LANES];
+  std::memcpy(values, &x, sizeof x);
+  for (int half = LANES / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; i++) values[i] += values[half + i];
+  return values[0];
 }
 
 // --- linear -----------------------------------------------------------------------------------
@@ -135,20 +158,27 @@ template <typename T, int N, int B>
 inline void product(const T* w, int64_t step, const typename Dot<T>::X* x, int64_t K,
                     float (&y)[B][N]) {
   using D = Dot<T>;
-  f32s total[B][N] = {};
+  f32s total[CHAINS][B][N] = {};
   int64_t k = 0;
-  for (; k + D::STEP <= K; k += D::STEP) {
-    for (int n = 0; n < N; n++) {
-      const T* p = w + n * step + k;
-      __builtin_prefetch(reinterpret_cast<const char*>(p) + AHEAD, 0, 2);  // to the second level
-      auto weight = D::read(p);
-      for (int b = 0; b < B; b++) total[b][n] = D::add(total[b][n], weight, D::read_x(x + b * K + k));
-    }
-  }
+  auto steps = [&]<int COUNT>() {
+    for (; k + COUNT * D::STEP <= K; k += COUNT * D::STEP)
+      for (int c = 0; c < COUNT; c++)
+        for (int n = 0; n < N; n++) {
+          const T* p = w + n * step + k + c * D::STEP;
+          __builtin_prefetch(reinterpret_cast<const char*>(p) + AHEAD, 0, 2);  // to the second level
+          auto weight = D::read(p);
+          for (int b = 0; b < B; b++)
+            total[c][b][n] = D::add(total[c][b][n], weight, D::read_x(x + b * K + k + c * D::STEP));
+        }
+  };
+  steps.template operator()<CHAINS>();
+  steps.template operator()<1>();
   for (int b = 0; b < B; b++)
     for (int n = 0; n < N; n++) {
-      y[b][n] = sum(total[b][n]);
-      for (int64_t i = k; i < K; i++) y[b][n] += one(w + n * step + i) * one(x + b * K + i);
+      for (int c = 1; c < CHAINS; c++) total[0][b][n] += total[c][b][n];
+      y[b][n] = sum(total[0][b][n]);
+      for (int64_t i = k; i < K; i++)
+        y[b][n] = std::fma(one(w + n * step + i), one(x + b * K + i), y[b][n]);
     }
 }
 
@@ -178,7 +208,7 @@ void linear_of(const Tensor& x, const Tensor& w, const Tensor* bias, Tensor& y) 
     for (; m + B <= M; m += B)
       linear_rows<T, B>(weight, &rows[m * K], offset, result + m * N, N, K);
   };
-  sweep.template operator()<8>();
+  if constexpr (LANES == 16) sweep.template operator()<8>();  // fewer registers hold fewer sums
   sweep.template operator()<4>();
   sweep.template operator()<2>();
   sweep.template operator()<1>();

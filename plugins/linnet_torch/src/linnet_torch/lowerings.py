@@ -11,10 +11,10 @@ from linnet.spec.program import Node
 from linnet_torch.ops import Context, Expr, Rule, call
 
 
-def _linear(_: Context, node: Node, operands: list[Expr]) -> Expr:
+def _linear(c: Context, node: Node, operands: list[Expr]) -> Expr:
     """One vector for each row goes to the operator for few rows, all else to PyTorch's."""
     few = all(size == 1 for size in node.inputs[0].type.shape[1:-1])
-    name = "torch.ops.linnet.linear" if few else "F.linear"
+    name = "torch.ops.linnet.linear" if few else c.helper("linear")
     return call(name, *(operand.text for operand in operands))
 
 
