@@ -235,6 +235,21 @@ def test_the_machine_says_what_it_is() -> None:
     assert machine.read_bandwidth(1, size=1 << 20, repeats=1) > 0
 
 
+@pytest.mark.parametrize("kernel", ["x86_64 Kernel Module", "Open Kernel Module for x86_64"])
+def test_gpus_are_named_as_the_driver_names_them(tmp_path: Path, kernel: str) -> None:
+    assert machine.gpus(tmp_path) == {}
+    for number in range(2):
+        folder = tmp_path / "gpus" / f"0000:0{number}:00.0"
+        folder.mkdir(parents=True)
+        (folder / "information").write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t 77\n")
+    (tmp_path / "version").write_text(
+        f"NVRM version: NVIDIA UNIX {kernel}  580.126.09  Release Build  (dvs-builder@x)\n"
+        "GCC version:  gcc version 12.2.0\n"
+    )
+    about = machine.gpus(tmp_path)
+    assert about == {"gpu": "2 x NVIDIA H100 80GB HBM3", "driver": "580.126.09"}
+
+
 def test_results_are_json(tmp_path: Path) -> None:
     row = results.new_row(METHOD, "f32", "not installed")
     results.save({"schema": results.SCHEMA, "rows": [row]}, tmp_path / "results.json")

@@ -2,10 +2,12 @@
 
 import os
 import platform
+import re
 import resource
 import sys
 import threading
 import time
+from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,14 @@ import numpy as np
 PACKAGES = ("linnet", "torch", "transformers", "numpy", "jax", "onnxruntime")
 
 
+NVIDIA = Path("/proc/driver/nvidia")
+"""Where NVIDIA's driver says what it drives; it is there where it is loaded."""
+
+
 def describe_machine(threads: int) -> dict[str, Any]:
-    """Processor, cores, memory and system, as the system tells them."""
+    """Processors, cores, memory and system, as the system tells them."""
     return {
+        **gpus(NVIDIA),
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "threads": threads,
@@ -38,7 +45,22 @@ def _cpu_name() -> str:
 
 def has_gpu() -> bool:
     """Whether NVIDIA's driver is loaded."""
-    return Path("/proc/driver/nvidia/version").exists()
+    return (NVIDIA / "version").exists()
+
+
+def gpus(driver: Path) -> dict[str, str]:
+    """``gpu``, the models with how many there are of each, and ``driver``, its version."""
+    models: Counter[str] = Counter()
+    for file in sorted(driver.glob("gpus/*/information")):
+        found = re.search(r"^Model:\s*(\S.*?)\s*$", file.read_text(), re.MULTILINE)
+        if found:
+            models[found[1]] += 1
+    named = [model if count == 1 else f"{count} x {model}" for model, count in models.items()]
+    about = {"gpu": ", ".join(named)} if named else {}
+    if (driver / "version").exists():
+        version = re.search(r"Kernel Module.*?\s(\d+(\.\d+)+)\s", (driver / "version").read_text())
+        about |= {"driver": version[1]} if version else {}
+    return about
 
 
 def versions() -> dict[str, str]:
