@@ -172,6 +172,21 @@ def test_one_model_twice_on_one_machine_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "site").exists()
 
 
+def test_results_of_nothing_and_of_failures_alone(tmp_path: Path) -> None:
+    """A benchmark that was killed at once, and one in which nothing ran."""
+
+    def fail(data: dict[str, Any]) -> None:
+        for row in data["rows"]:
+            row |= {"metrics": {}, "distance": None, "error": "no such engine"}
+
+    for change in (lambda data: data.update(rows=[]), fail):
+        write_site([changed(tmp_path, change)], tmp_path / "site")
+        page = Elements((tmp_path / "site" / f"{NAME}.html").read_text())
+        assert "numbers" in page.values("id")
+        assert not {"claims", "ttft_ms"} & set(page.values("id"))
+    assert "Did not run: no such engine" in page.text
+
+
 def test_one_bad_file_leaves_nothing(tmp_path: Path) -> None:
     bad = changed(tmp_path, lambda data: data.update(rows=[{}]))
     with pytest.raises(BenchError, match=r"r\.json: rows\[0\]\.key is missing"):
