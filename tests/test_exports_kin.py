@@ -23,17 +23,20 @@ from linnet.weights.safetensors import write_text
 from linnet_gguf.export import LLAMACPP
 from linnet_hf.testing import MODELS, random_model
 
+NOT_SQUARE = "6 heads of 16 dimensions are not the hidden size 48"
 REFUSED = {
     "mistral": "sliding window of 32 tokens",
+    "qwen2": NOT_SQUARE,
+    "qwen2, tied": NOT_SQUARE,
     "qwen2, window": "sliding window of 4 tokens",
     "qwen3, window": "sliding window of 4 tokens",
     "qwen3, biases": "attention_bias",
     "gemma3, biases": "attention_bias",
     "gemma3, another turn": "layer_types",
-    "phi3": "6 heads of 16 dimensions are not the hidden size 48",
-    "phi3, tied": "6 heads of 16 dimensions are not the hidden size 48",
+    "phi3": NOT_SQUARE,
+    "phi3, tied": NOT_SQUARE,
     "phi3, window": "sliding window of 32 tokens",
-    "phi3, partial": "6 heads of 16 dimensions are not the hidden size 48",
+    "phi3, partial": NOT_SQUARE,
     "gpt2, scales": "the layers scale scores by",
     "gpt2, exact gelu": "the exact GELU",
 }

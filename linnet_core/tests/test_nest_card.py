@@ -14,6 +14,7 @@ TEXT = (files("linnet.nest") / "cards" / FILE).read_text()
 
 def test_the_cards():
     assert list(cards()) == [
+        "gemma3-270m",
         "llama-3.2-1b-instruct",
         "smollm2-1.7b-instruct",
         "smollm2-135m-instruct",
@@ -37,6 +38,7 @@ def test_sources_come_in_the_order_of_the_card():
         ("smollm2-1.7b-instruct", 1_711_376_384),
         ("llama-3.2-1b-instruct", 1_235_814_400),
         ("tinyllama-1.1b-chat", 1_100_048_384),
+        ("gemma3-270m", 268_098_176),
     ],
 )
 def test_a_card_builds_the_program_of_its_model(name, count):

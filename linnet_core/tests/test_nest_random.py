@@ -99,11 +99,15 @@ def test_config_is_in_both_dialects(tmp_path, name):
     small = {"hidden_size": 48, "num_hidden_layers": 1, "vocab_size": 64, "intermediate_size": 8}
     write_random(cards()[name].config | small, tmp_path / "out", seed=0)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["architectures"] == ["LlamaForCausalLM"]
+    gemma = name.startswith("gemma3")
+    assert config["architectures"] == ["Gemma3ForCausalLM" if gemma else "LlamaForCausalLM"]
     assert config["dtype"] == config["torch_dtype"] == "bfloat16"
-    assert config["rope_parameters"]["rope_theta"] == config["rope_theta"]
-    kind = "llama3" if name.startswith("llama-3") else "default"
-    assert config["rope_parameters"]["rope_type"] == kind
+    rope = config["rope_parameters"]
+    if gemma:
+        assert rope["sliding_attention"]["rope_theta"] == config["rope_local_base_freq"]
+        rope = rope["full_attention"]
+    assert rope["rope_theta"] == config["rope_theta"]
+    assert rope["rope_type"] == ("llama3" if name.startswith("llama-3") else "default")
     assert bind(tmp_path / "out").program.parameters  # whose config reader refuses a contradiction
 
 

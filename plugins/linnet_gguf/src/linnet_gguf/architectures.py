@@ -81,6 +81,7 @@ ARCHITECTURES = {
             flags={},
             layer=LAYER,
             written_as=("qwen2",),
+            square=True,
         ),
         Architecture(
             name="qwen3",

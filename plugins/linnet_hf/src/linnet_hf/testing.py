@@ -54,6 +54,8 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen2": ("Qwen2", KIN | QWEN),
     "qwen2, tied": ("Qwen2", KIN | QWEN | {"tie_word_embeddings": True}),
     "qwen2, window": ("Qwen2", KIN | QWEN | {"use_sliding_window": True}),
+    "qwen2, square": ("Qwen2", KIN | QWEN | {"head_dim": 8}),
+    "qwen2, square, tied": ("Qwen2", KIN | QWEN | {"head_dim": 8, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3", KIN | QWEN),
     "qwen3, tied": ("Qwen3", KIN | QWEN | {"tie_word_embeddings": True}),
     "qwen3, biases": ("Qwen3", KIN | QWEN | {"attention_bias": True}),
