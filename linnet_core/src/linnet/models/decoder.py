@@ -6,6 +6,7 @@ Knows no architecture: what is computed stands in each family's own file.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from reprlib import repr as short
 from typing import Any, ClassVar, Generic, TypeVar
 
 from linnet.errors import ConfigError
@@ -120,6 +121,18 @@ def read_kinds(read: Reader, family: str, window: int | None, kinds: Sequence[st
         if kind == SLIDING and window is None:
             raise ConfigError(f"layer_types has {SLIDING}, but no sliding_window is in use")
     return tuple(window if kind == SLIDING else None for kind in kinds)
+
+
+def read_one_window(read: Reader, family: str, window: int | None, layers: int) -> Windows:
+    """One window, or none, for all layers: Transformers does not look at ``layer_types`` there."""
+    kind = FULL if window is None else SLIDING
+    stated = read.optional("layer_types", list)
+    if stated is not None and stated != [kind] * layers:
+        raise ConfigError(
+            f"layer_types is {short(stated)}, but the {family} family has one kind for all "
+            f"{layers} layers, which sliding_window {window} makes {kind}"
+        )
+    return (window,) * layers
 
 
 def read_switched_windows(read: Reader, family: str, layers: int) -> Windows:

@@ -5,13 +5,11 @@ from typing import Any
 
 from linnet.models.config import Reader
 from linnet.models.decoder import (
-    FULL,
     SILU,
-    SLIDING,
     DecoderFamily,
     Windows,
     read_activation,
-    read_kinds,
+    read_one_window,
     read_sizes,
     read_tie,
 )
@@ -41,7 +39,7 @@ def read_windows(read: Reader, layers: int) -> Windows:
     window = read.optional("sliding_window", int)
     if window is not None or "sliding_window" not in read.config:
         window = read.size("sliding_window", read.default("sliding_window", 4096))
-    return read_kinds(read, "Mistral", window, [FULL if window is None else SLIDING] * layers)
+    return read_one_window(read, "Mistral", window, layers)
 
 
 class Mistral(DecoderFamily[RotarySizes]):

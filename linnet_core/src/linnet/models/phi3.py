@@ -10,14 +10,12 @@ from typing import Any
 from linnet.errors import ConfigError
 from linnet.models.config import Reader
 from linnet.models.decoder import (
-    FULL,
     SILU,
-    SLIDING,
     DecoderFamily,
     Sizes,
     Windows,
     read_activation,
-    read_kinds,
+    read_one_window,
     read_sizes,
     read_tie,
 )
@@ -61,7 +59,7 @@ def read_windows(read: Reader, layers: int) -> Windows:
     window = read.optional("sliding_window", int)
     if window is not None:
         window = read.size("sliding_window")
-    return read_kinds(read, "Phi-3", window, [FULL if window is None else SLIDING] * layers)
+    return read_one_window(read, "Phi-3", window, layers)
 
 
 class Attention(Block):
