@@ -14,7 +14,7 @@ from linnet.weights.checkpoint import Array
 from linnet_hf.testing import FAMILIES, MODELS, random_model
 
 TOLERANCE = 1e-4
-RUNS = {"reference": ("reference", None), "torch": ("torch", "eager")}
+RUNS = {"reference": ("reference", None), "torch": ("torch", "eager"), "onnx": ("onnx", "ort")}
 OTHERS = {
     "jax": ("jax", "jax"),
     "stablehlo": ("jax", "stablehlo"),

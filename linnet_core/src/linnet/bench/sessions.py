@@ -59,11 +59,14 @@ class SessionMethod:
             peak_bytes=peak,
             memory="resident",
             granted=vars(granted),
-            weight_bytes=step_bytes(
-                model, job.dtype, workload.prompt_tokens + workload.new_tokens // 2
-            ),
+            weight_bytes=self.weight_bytes(model, job),
             tokens=tokens,
         )
+
+    def weight_bytes(self, model: BoundModel, job: Job) -> int:
+        """What a step at the middle of a run must read; who encodes weights says it otherwise."""
+        middle = job.workload.prompt_tokens + job.workload.new_tokens // 2
+        return step_bytes(model, job.dtype, middle)
 
 
 def vector(*values: int) -> Any:

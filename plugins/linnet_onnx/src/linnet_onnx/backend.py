@@ -1,15 +1,24 @@
 """The ONNX backend: what it can grant here, and loading a model into a session."""
 
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+
+import onnx_ir as ir
 import onnxruntime as ort
 
 from linnet.errors import UnavailableError
 from linnet.plugins.interfaces import Granted, LoadOptions, Probe
 from linnet.weights.binding import BoundModel
+from linnet.weights.checkpoint import Array
+from linnet_onnx import tensorrt
 from linnet_onnx.blocks import BITS
+from linnet_onnx.graph import Graph
+from linnet_onnx.runtime import Provider, provider_of
 from linnet_onnx.session import OrtSession
 from linnet_onnx.support import DTYPES, PROVIDERS
 
-MODES = ("ort",)
+MODES = ("ort", "tensorrt")
 
 
 class OnnxBackend:
@@ -27,8 +36,8 @@ class OnnxBackend:
         What is not asked for is the CPU and f32. Raises UnavailableError for what cannot be
         granted, before ONNX Runtime is asked where it is known.
         """
-        find_mode(options)
-        device = find_device(options.device or "cpu")
+        mode = find_mode(options)
+        device = find_device(options.device or ("cpu" if mode == "ort" else "cuda"))
         dtype = find_dtype(options.dtype or "f32", device)
         if options.numerics not in ("fast", "exact"):
             raise UnavailableError(f"numerics are fast or exact, not {options.numerics!r}")
@@ -41,7 +50,7 @@ class OnnxBackend:
             raise UnavailableError("this model states no longest sequence: give max_seq")
         granted = Granted(
             backend="onnx",
-            mode=MODES[0],
+            mode=mode,
             dtype=dtype,
             device=device,
             rows=options.rows,
@@ -49,7 +58,31 @@ class OnnxBackend:
             threads=options.threads,
             numerics=options.numerics,
         )
-        return OrtSession(model, granted)
+        if mode == "tensorrt":
+            return _load_tensorrt(model, granted)
+        return OrtSession(model, granted, lambda *_: provider_of(device))
+
+
+def _load_tensorrt(model: BoundModel, granted: Granted) -> OrtSession:
+    number = int(granted.device.partition(":")[2] or 0)
+
+    def provide(
+        graph: Graph, weights: Mapping[str, Array], caches: Mapping[str, Sequence[int]]
+    ) -> Provider:
+        shapes = tensorrt.profiles(caches, granted.max_seq)
+        facts = [*shapes.values(), *tensorrt.versions(number)]
+        proto: bytes = ir.to_proto(graph.model("step")).SerializeToString()
+        key = tensorrt.engine_key(proto, weights, facts)
+        return tensorrt.PROVIDER, tensorrt.provider_options(key, shapes, number)
+
+    session = OrtSession(model, granted, provide, fused=False, turns=True)
+    if granted.dtype == "f16":
+        plain = replace(granted, mode="ort", device="cpu", dtype="f32")
+        reference = OrtSession(model, plain, lambda *_: provider_of("cpu"))
+        with closing(reference):
+            said = tensorrt.hold(session, reference, model.vocab)
+        session.granted = replace(session.granted, notes=(*session.granted.notes, said))
+    return session
 
 
 def find_mode(options: LoadOptions) -> str:
@@ -57,6 +90,9 @@ def find_mode(options: LoadOptions) -> str:
     mode = options.mode or MODES[0]
     if mode not in MODES:
         raise UnavailableError(f"the onnx backend has modes {', '.join(MODES)}, not {mode!r}")
+    reason = tensorrt.refusal() if mode == "tensorrt" else None
+    if reason is not None:
+        raise UnavailableError(f"mode 'tensorrt' is not available: {reason}; or use mode='ort'")
     return mode
 
 

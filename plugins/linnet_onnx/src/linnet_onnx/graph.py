@@ -17,6 +17,8 @@ from linnet.weights.checkpoint import Array
 OPSET = 21
 """Old enough for every runtime of today, new enough for bf16 and 4-bit types."""
 IR_VERSION = 10
+WEIGHTS = "weights"
+"""The file that initializers are said to be in, until a loader or the exporter says better."""
 MICROSOFT = "com.microsoft"
 """The domain of ONNX Runtime's own operators."""
 
@@ -145,7 +147,7 @@ class Graph:
             self._stored[stored.name] = stored
             # What a loader replaces: values are read when the file is written, or given to it.
             tensor = ir.ExternalTensor(
-                "weights",
+                WEIGHTS,
                 0,
                 stored.nbytes,
                 stored.kind,
@@ -161,8 +163,30 @@ class Graph:
         read = self._read()
         return [stored for name, stored in self._stored.items() if name in read]
 
+    @property
+    def folds(self) -> bool:
+        """Whether a tensor of the file goes into what a loader computes ahead."""
+        known = {id(value) for value in self._initializers.values()}
+        ours = {id(self._initializers[name]) for name in self._stored}
+        for node in self._live():
+            given = [id(value) for value in node.inputs if value is not None]
+            if all(value in known for value in given):
+                if any(value in ours for value in given):
+                    return True
+                known.update(id(value) for value in node.outputs)
+        return False
+
     def _read(self) -> set[str]:
-        return {x.name or "" for node in self.nodes for x in node.inputs if x is not None}
+        return {x.name or "" for node in self._live() for x in node.inputs if x is not None}
+
+    def _live(self) -> list[ir.Node]:
+        """The nodes that a result depends on, in order."""
+        needed, live = {id(value) for value in self.outputs}, []
+        for node in reversed(self.nodes):
+            if any(id(value) in needed for value in node.outputs):
+                needed.update(id(value) for value in node.inputs)
+                live.append(node)
+        return live[::-1]
 
     def _initializer(self, name: str, tensor: ir.Tensor[Any] | ir.ExternalTensor) -> ir.Value:
         value = ir.Value(
@@ -223,14 +247,15 @@ class Graph:
     def model(self, name: str) -> ir.Model:
         """What was gathered, without initializers that nothing reads."""
         read = self._read()
+        nodes = self._live()
         graph = ir.Graph(
             self.inputs,
             self.outputs,
-            nodes=self.nodes,
+            nodes=nodes,
             initializers=[v for n, v in self._initializers.items() if n in read],
             name=name,
             opset_imports={"": self.opset}
-            | ({MICROSOFT: 1} if any(n.domain == MICROSOFT for n in self.nodes) else {}),
+            | ({MICROSOFT: 1} if any(n.domain == MICROSOFT for n in nodes) else {}),
         )
         return ir.Model(graph, ir_version=IR_VERSION, producer_name="linnet")
 

@@ -31,10 +31,16 @@ class Graphs:
     def step(self) -> Step:
         """Prompt and step in one."""
         if self._exact:
-            return Step(self._write(expand_function(step_function(self._program))), ())
+            return self.plain_step()
         return write_step(
             self._program, self._weights, self._dtype, self._product, context=self._context
         )
+
+    def plain_step(self) -> Step:
+        """The same in ONNX's own operators alone."""
+        claimed = () if self._exact else ops.CLAIMED
+        function = expand_function(step_function(self._program), claimed)
+        return Step(Writer(self._program, self._weights, self._dtype).write(function, ()), ())
 
     def forward(self) -> Graph:
         """Logits of every position, without a cache, on the step's weights."""

@@ -32,7 +32,7 @@ def peaks(model: BoundModel) -> dict[str, float]:
         size = graph.op("Abs", [value], kind, dims(value))
         graph.output(f"peak.{name}", graph.op("ReduceMax", [size], kind, (), keepdims=0))
     session: ort.InferenceSession = start_session(
-        graph, read_block(graph.stored), name="peaks", device="cpu", threads=thread_budget(None)
+        graph, read_block(graph.stored), name="peaks", threads=thread_budget(None)
     )
     text = model.checkpoint.text
     tokenizer = Tokenizer(text, model.checkpoint.config) if text.tokenizer is not None else None

@@ -12,7 +12,7 @@ def linnet_register_backends() -> list[Backend]:
             name="onnx",
             target="linnet_onnx.backend:OnnxBackend",
             title="ONNX Runtime",
-            modes=("ort",),
+            modes=("ort", "tensorrt"),
             devices=("cpu", "cuda"),
             dtypes=("f32", "f16", "bf16", "int8", "int4"),
             capabilities=frozenset({Capability.FORWARD, Capability.CACHE, Capability.CHOICE}),
@@ -43,16 +43,21 @@ def linnet_register_exporters() -> list[Exporter]:
 
 @hookimpl
 def linnet_register_bench_methods() -> list[BenchMethod]:
-    """The onnx backend."""
+    """The onnx backend in each of its modes."""
+    rows = (
+        ("linnet-ort", "OnnxRuntime", "Linnet, ONNX Runtime", ("int8", "int4")),
+        ("linnet-tensorrt", "TensorRT", "Linnet, TensorRT", ()),
+    )
     return [
         BenchMethod(
-            name="linnet-ort",
-            target="linnet_onnx.bench:OnnxRuntime",
-            title="Linnet, ONNX Runtime",
+            name=name,
+            target=f"linnet_onnx.bench:{target}",
+            title=title,
             group="ONNX Runtime and TensorRT",
-            dtypes=("f32", "f16", "bf16", "int8", "int4"),
+            dtypes=("f32", "f16", "bf16", *blocks),
             requires=("onnx_ir", "onnxruntime"),
             extra="linnet[onnx]",
             api_version=1,
         )
+        for name, target, title, blocks in rows
     ]

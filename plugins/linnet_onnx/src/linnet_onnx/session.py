@@ -5,7 +5,8 @@ inputs and outputs are bound once, and a call writes its numbers into them. Prom
 after the other; rows without a token are left out of a step.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,73 +18,100 @@ from linnet.runtime.requests import check_inputs
 from linnet.spec.program import CONTEXT
 from linnet.weights.binding import BoundModel
 from linnet.weights.checkpoint import Array
-from linnet_onnx.graph import Graph
+from linnet_onnx.caches import Caches
+from linnet_onnx.graph import Graph, dims
 from linnet_onnx.models import Graphs
-from linnet_onnx.runtime import ort_value, read_block, start_session
-from linnet_onnx.writer import state_names
+from linnet_onnx.runtime import Provider, ort_value, provider_of, read_block, start_session
+from linnet_onnx.writer import present_name, state_names
 
 OPTIONS = ("seeds", "temperature", "top_k", "top_p", "min_p")
+Provide = Callable[[Graph, Mapping[str, Array], Mapping[str, Sequence[int]]], Provider]
 
 
 class Bound:
     """A step for some rows and tokens, with the arrays that it reads and writes."""
 
     def __init__(
-        self, session: ort.InferenceSession, caches: Mapping[str, Array], shape: tuple[int, int],
-        vocab: int,
-    ) -> None:  # fmt: skip
-        rows, length = shape
+        self, session: ort.InferenceSession, caches: Caches, rows: slice, length: int, vocab: int
+    ) -> None:
+        count = rows.stop - rows.start
         self.inputs = {
-            "tokens": np.zeros((rows, length), np.int32),
-            "starts": np.zeros(rows, np.int32),
-            "lengths": np.full(rows, length, np.int32),
+            "tokens": np.zeros((count, length), np.int32),
+            "starts": np.zeros(count, np.int32),
+            "lengths": np.full(count, length, np.int32),
         }
         self.outputs: dict[str, Array] = {
-            "token": np.zeros(rows, np.int32),
-            "logits": np.zeros((rows, vocab), np.float32),
+            "token": np.zeros(count, np.int32),
+            "logits": np.zeros((count, vocab), np.float32),
         }
-        self._session, self._binding = session, session.io_binding()
+        self._session, self._binding, self._caches = session, session.io_binding(), caches
         for name, array in self.inputs.items():
             self._binding.bind_ortvalue_input(name, ort_value(array))
         for name, array in self.outputs.items():
             self._binding.bind_ortvalue_output(name, ort_value(array))
-        for path, cache in caches.items():
-            value = ort_value(cache)
-            past, present = state_names(path)
-            self._binding.bind_ortvalue_input(past, value)
-            self._binding.bind_ortvalue_output(present, value)
+        past, present = caches.rows(rows.start, rows.stop)
+        for name in caches.names:
+            self._binding.bind_ortvalue_input(name, past[name])
+            self._binding.bind_ortvalue_output(present_name(name), present[name])
 
     def run(self) -> None:
         """One call on what is in ``inputs``; the result is in ``outputs``."""
         self._session.run_with_iobinding(self._binding)
+        self._caches.turn()
 
 
 class OrtSession:
-    """Runs a decoder's entries."""
+    """Runs a decoder's entries.
 
-    def __init__(self, model: BoundModel, granted: Granted) -> None:
+    ``fused`` is whether the step is written in ONNX Runtime's own operators; ``provide`` gives the
+    provider that runs a graph on these weights, whose caches have these shapes; ``turns`` is
+    whether it needs caches on two sides.
+    """
+
+    def __init__(
+        self,
+        model: BoundModel,
+        granted: Granted,
+        provide: Provide,
+        *,
+        fused: bool = True,
+        turns: bool = False,
+    ) -> None:
         self._program, self._vocab = model.program, model.vocab
         graphs = Graphs(model, granted.dtype, granted.numerics, granted.max_seq)
-        step = graphs.step()
+        step = graphs.step() if fused else graphs.plain_step()
         self._graphs, self._weights = graphs, read_block(step.graph.stored)
         self._sessions: dict[str, ort.InferenceSession] = {}
-        self._device, self._threads = granted.device, granted.threads
-        self._step: ort.InferenceSession | None = self._start("step", step.graph)
+        self._provider, self._threads = provider_of(granted.device), granted.threads
         sizes = {"B": granted.rows, CONTEXT: granted.max_seq}
-        pasts = {state_names(state.path)[0]: state.path for state in model.program.states}
-        self._caches = {
-            pasts[value.name]: np.zeros([sizes.get(d, d) for d in value.shape], np.float32)
-            for value in self._step.get_inputs()
+        pasts = {state_names(state.path)[0] for state in model.program.states}
+        shapes = {
+            value.name or "": [sizes[d] if isinstance(d, str) else d for d in dims(value)]
+            for value in step.graph.inputs
             if value.name in pasts
         }
-        self._bound: dict[tuple[int, int], Bound] = {}
-        provider = f"{self._step.get_providers()[0]}, ONNX Runtime {ort.__version__}"
+        provider = provide(step.graph, self._weights, shapes)
+        self._step: ort.InferenceSession | None = self._start("step", step.graph, provider)
+        kinds = {value.name: value.type for value in self._step.get_inputs()}
+        self._caches = Caches(
+            {name: (kinds[name], shape) for name, shape in shapes.items()},
+            granted.device,
+            turns=turns,
+        )
+        self._bound: dict[tuple[int, int, int], Bound] = {}
+        name = f"{self._step.get_providers()[0]}, ONNX Runtime {ort.__version__}"
         notes = tuple(f"in ONNX's own operators: {note}" for note in step.notes)
-        self.granted = Granted(**{**vars(granted), "provider": provider, "notes": notes})
+        self.granted = replace(granted, provider=name, notes=(*granted.notes, *notes))
 
-    def _start(self, name: str, graph: Graph) -> ort.InferenceSession:
+    def _start(
+        self, name: str, graph: Graph, provider: Provider | None = None
+    ) -> ort.InferenceSession:
         return start_session(
-            graph, self._weights, name=name, device=self._device, threads=self._threads
+            graph,
+            self._weights,
+            name=name,
+            threads=self._threads,
+            provider=provider or self._provider,
         )
 
     def run(self, entry: str, inputs: Mapping[str, Array]) -> Array:
@@ -111,10 +139,10 @@ class OrtSession:
     def _decode(self, name: str, inputs: Mapping[str, Array]) -> Array:
         """Neighbouring rows that have a token go together."""
         tokens, positions = inputs["tokens"], inputs["positions"]
+        if positions.min() >= 0:
+            return self._decode_rows(0, len(tokens), tokens, positions)[name].copy()
         live = np.flatnonzero(positions >= 0)
         runs = np.split(live, np.flatnonzero(np.diff(live) > 1) + 1) if len(live) else []
-        if len(runs) == 1 and len(live) == len(tokens):
-            return self._decode_rows(0, len(tokens), tokens, positions)[name].copy()
         kind = (len(tokens),) if name == "token" else (len(tokens), self._vocab)
         result = np.zeros(kind, np.int32 if name == "token" else np.float32)
         for run in runs:
@@ -126,9 +154,10 @@ class OrtSession:
     def _decode_rows(
         self, start: int, stop: int, tokens: Array, positions: Array
     ) -> dict[str, Array]:
-        bound = self._bound.get((start, stop))
+        key = (start, stop, self._caches.side)
+        bound = self._bound.get(key)
         if bound is None:
-            bound = self._bound[start, stop] = self._bind(start, stop, 1)
+            bound = self._bound[key] = self._bind(start, stop, 1)
         bound.inputs["tokens"][:, 0] = tokens
         bound.inputs["starts"][:] = positions
         bound.run()
@@ -148,8 +177,7 @@ class OrtSession:
 
     def _bind(self, start: int, stop: int, length: int) -> Bound:
         assert self._step is not None
-        caches = {path: cache[start:stop] for path, cache in self._caches.items()}
-        return Bound(self._step, caches, (stop - start, length), self._vocab)
+        return Bound(self._step, self._caches, slice(start, stop), length, self._vocab)
 
     def _forward(self, tokens: Array) -> Array:
         logits: Array = self._session("forward").run(["logits"], {"tokens": tokens})[0]
@@ -172,4 +200,5 @@ class OrtSession:
     def close(self) -> None:
         """Free weights, caches and sessions."""
         self._step = None
-        self._weights, self._caches, self._bound, self._sessions = {}, {}, {}, {}
+        self._weights, self._bound, self._sessions = {}, {}, {}
+        self._caches = Caches({}, "cpu")

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 import numpy as np
-import onnx_ir as ir
 
 from linnet.errors import CheckpointError
 from linnet.spec.program import Parameter, Program
@@ -33,16 +32,6 @@ class Weights:
         p = self.resolve(path)
         return Stored(p.path, KINDS[self._dtype], p.shape, lambda: self._read(p, self._dtype))
 
-    def transposed(self, path: str) -> Stored:
-        """A matrix ``[N, K]`` as ``[K, N]``."""
-        p = self.resolve(path)
-        return Stored(
-            f"{p.path}.transposed",
-            KINDS[self._dtype],
-            p.shape[::-1],
-            lambda: np.ascontiguousarray(self._read(p, self._dtype).T),
-        )
-
     def f32(self, path: str) -> Array:
         """The values in f32, for an encoding."""
         return self._read(self.resolve(path), DType.F32)
@@ -60,13 +49,3 @@ class Weights:
                 "fetch it again"
             )
         return np.ascontiguousarray(values)
-
-
-def tensor_of(stored: Stored) -> ir.TensorProtocol:
-    """A tensor whose values are read when they are written."""
-    return ir.LazyTensor(
-        lambda: ir.Tensor(stored.read(), stored.kind, name=stored.name),
-        stored.kind,
-        ir.Shape(stored.shape),
-        name=stored.name,
-    )

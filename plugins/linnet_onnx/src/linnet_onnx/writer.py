@@ -25,6 +25,11 @@ def state_names(path: str) -> tuple[str, str]:
     return f"past.{path}", f"present.{path}"
 
 
+def present_name(past: str) -> str:
+    """What a state is called where it goes out, by its name where it comes in."""
+    return f"present.{past.removeprefix('past.')}"
+
+
 def write_entry(program: Program, entry: str, weights: Weights, dtype: DType) -> Graph:
     """One entry in ONNX's own operators."""
     function = inline_entry(expand(program, ops.CLAIMED), entry)
