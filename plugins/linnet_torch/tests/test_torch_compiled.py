@@ -53,7 +53,7 @@ def test_no_prompt_length_compiles_anything_new(load: Load) -> None:
     prompt(session, 9)
     prompt(session, 9, start=9)
     warm = dict(session.graphs)
-    assert set(warm) == {"prompt", "chunk"}
+    assert set(warm) == {"prompt", "chunk", "decode"}
     draw = np.random.default_rng(0)
     for seed, length in enumerate(draw.integers(2, 300, 100).tolist()):
         for start in (0, length):

@@ -128,19 +128,28 @@ class CompiledSession(TorchSession):
     # --- steps -----------------------------------------------------------------------------------
 
     def _decode(self, tokens: Array, positions: Array) -> list[Tensor]:
-        end = self.granted.max_seq
-        if self._device.type != "cpu":
-            end = min(end, max(FIRST_EXTENT, 1 << int(positions.max()).bit_length()))
         given = [self._tensor(tokens), self._tensor(positions)]
-        name = "decode" if end == self.granted.max_seq else f"decode-{end}"
-        if name not in self._graphs:
-            self._graphs[name] = self._compile_step(name, given, end)
+        name = self._step_for(int(positions.max()))
         fixed = [*self._fixed, *self._caches]
         if self.granted.mode != "cudagraphs":
             return self._graphs[name](fixed, given)
         if name not in self._replays:
             self._replays[name] = Replay(self._graphs[name], fixed, given)
         return self._replays[name](given)
+
+    def _step_for(self, position: int) -> str:
+        """The graph of a step whose furthest row is at the position, compiled if it was not."""
+        end = self.granted.max_seq
+        if self._device.type != "cpu":
+            end = min(end, max(FIRST_EXTENT, 1 << position.bit_length()))
+        name = "decode" if end == self.granted.max_seq else f"decode-{end}"
+        if name not in self._graphs:
+            given = [
+                torch.zeros(self.granted.rows, dtype=torch.int32, device=self._device)
+                for _ in range(2)
+            ]
+            self._graphs[name] = self._compile_step(name, given, end)
+        return name
 
     # --- prompts ---------------------------------------------------------------------------------
 
@@ -171,6 +180,7 @@ class CompiledSession(TorchSession):
         name = "prompt" if start == 0 else "chunk"
         if name not in self._graphs:
             self._graphs[name] = self._compile_extend(name)
+            self._step_for(start + size)  # now, and not between the first token and the second
         return self._graphs[name](self._fixed, given)
 
     def _forward(self, tokens: Array) -> list[Tensor]:
