@@ -58,17 +58,11 @@ def dot(x: Array, y: Array) -> Array:
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """x [..., K] times the transposed weight [N, K], summed in f32."""
-    rows, K = math.prod(x.shape[:-1]), x.shape[-1]
-    few = 1 if weight.dtype == jnp.float32 else 4
-    if PLATFORM == "cpu" and rows <= few:
-        # XLA's CPU dot reads a weight more slowly than sums of products: in f32 at two thirds of
-        # the speed, of two-byte floats at a fifth. Sums are vectors if lanes are summed last.
-        lanes = math.gcd(K, 32)
-        w = wide(weight).reshape(-1, K // lanes, lanes)
-        parts = [
-            jnp.sum(jnp.sum(row * w, axis=1), axis=-1)
-            for row in wide(x).reshape(rows, K // lanes, lanes)
-        ]
+    rows = math.prod(x.shape[:-1])
+    if PLATFORM == "cpu" and weight.dtype != jnp.float32 and rows <= 4:
+        # XLA's CPU dot of two-byte floats is many times slower than sums of products; and these
+        # are fast with two axes, not with more.
+        parts = [jnp.sum(row * wide(weight), axis=-1) for row in wide(x).reshape(rows, -1)]
         y = jnp.stack(parts).reshape(*x.shape[:-1], -1)
     else:
         contract = (((x.ndim - 1,), (1,)), ((), ()))
