@@ -127,8 +127,9 @@ def test_bad_descriptors_say_what_is_wrong(
         check_descriptor(replace(good, **changes))
 
 
-def test_run_dtypes_are_the_float_types() -> None:
-    assert {str(d) for d in DType if d.is_float and d is not DType.FLOAT} == RUN_DTYPES
+def test_run_dtypes_are_the_float_types_and_the_encodings_of_weights() -> None:
+    floats = {str(d) for d in DType if d.is_float and d is not DType.FLOAT}
+    assert floats | {"int8", "int4"} == RUN_DTYPES
 
 
 def test_an_implementation_is_made_once(module: Callable[[str, str], None]) -> None:

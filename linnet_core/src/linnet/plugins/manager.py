@@ -38,6 +38,7 @@ D = TypeVar("D", Family, Format, Backend, Exporter, BenchMethod)
 OFFICIAL: Mapping[str, tuple[tuple[type[Descriptor], str], ...]] = {
     "torch": ((Backend, "torch"),),
     "jax": ((Backend, "jax"), (Exporter, "stablehlo")),
+    "onnx": ((Backend, "onnx"), (Exporter, "onnx")),
     "gguf": ((Format, "gguf"), (Exporter, "gguf")),
     "hf": ((Backend, "transformers"), (Exporter, "hf")),
 }
