@@ -91,7 +91,23 @@ def test_what_does_not_fit_is_an_error() -> None:
         linear(torch.zeros(1, 4), torch.zeros(5, 4).bfloat16())
     with pytest.raises(RuntimeError, match="not contiguous"):
         linear(torch.zeros(1, 4), torch.zeros(4, 5).T)
-    cache = torch.zeros(1, 9, 2, 16)
+    with pytest.raises(RuntimeError, match="not a vector of 5 in w's dtype"):
+        linear(torch.zeros(1, 4), torch.zeros(5, 4), torch.zeros(4))
+    with pytest.raises(RuntimeError, match="x has 2 axes and w 1"):
+        linear(torch.zeros(1, 4), torch.zeros(4))
+    cache, first = torch.zeros(1, 9, 2, 16), torch.zeros(1, dtype=torch.int32)
+    for q, k, v, message in (
+        (torch.zeros(1, 2, 2, 16), cache, cache, "it takes q"),
+        (torch.zeros(1, 1, 2, 16), cache.bfloat16(), cache.bfloat16(), "differ in dtype"),
+        (torch.zeros(1, 1, 2, 16), cache, cache[..., :8], "differ in axis 3: 16 and 8"),
+        (torch.zeros(1, 1, 2, 16), cache, cache[:, :5], "differ in axis 1: 9 and 5"),
+        (torch.zeros(1, 1, 1, 16), cache, cache, "do not fit"),
+        (torch.zeros(2, 1, 2, 16), cache, cache, "do not fit"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            attend(q, k, v, first, 1.0, None)
+    with pytest.raises(RuntimeError, match="2 positions for 1 rows"):
+        attend(torch.zeros(1, 1, 2, 16), cache, cache, first.repeat(2), 1.0, None)
     with pytest.raises(RuntimeError, match="position 9 is beyond the cache's 9"):
         positions = torch.tensor([9], dtype=torch.int32)
         attend(torch.zeros(1, 1, 2, 16), cache, cache, positions, 1.0, None)

@@ -111,9 +111,15 @@ class CompiledSession(TorchSession):
         if base == "decode":
             outputs = self._decode(inputs["tokens"], inputs["positions"])
         elif base == "extend":
+            if self._device.type != "cpu":  # there a step reads the whole extent, under a mask
+                self._forget(inputs)
             outputs = self._extend(inputs)
-        else:
+        elif entry == "forward":
             outputs = self._forward(inputs["tokens"])
+        else:
+            raise UnavailableError(
+                f"mode {self.granted.mode!r} has no graph for the entry {entry!r}: use mode='eager'"
+            )
         if choice == "greedy":
             return outputs[0]
         logits = outputs[-1]
@@ -180,7 +186,7 @@ class CompiledSession(TorchSession):
         name = "prompt" if start == 0 else "chunk"
         if name not in self._graphs:
             self._graphs[name] = self._compile_extend(name)
-            self._step_for(start + size)  # now, and not between the first token and the second
+        self._step_for(start + size)  # compiled now, and not between the first token and the second
         return self._graphs[name](self._fixed, given)
 
     def _forward(self, tokens: Array) -> list[Tensor]:

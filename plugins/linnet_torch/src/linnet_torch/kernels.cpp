@@ -216,7 +216,14 @@ void linear_of(const Tensor& x, const Tensor& w, const Tensor* bias, Tensor& y) 
 
 Tensor linear(const Tensor& x_given, const Tensor& w, const std::optional<Tensor>& bias) {
   Tensor x = torch::stable::contiguous(x_given);
+  STD_TORCH_CHECK(x.dim() >= 1 && w.dim() == 2 && w.size(1) > 0,
+                  "linnet::linear: x has ", x.dim(), " axes and w ", w.dim(),
+                  "; it takes [..., K] and [N, K]");
   STD_TORCH_CHECK(w.is_contiguous(), "linnet::linear: the weight is not contiguous");
+  if (bias)
+    STD_TORCH_CHECK(bias->scalar_type() == w.scalar_type() && bias->dim() == 1 &&
+                        bias->size(0) == w.size(0) && bias->is_contiguous(),
+                    "linnet::linear: the bias is not a vector of ", w.size(0), " in w's dtype");
   STD_TORCH_CHECK(x.scalar_type() == w.scalar_type(), "linnet::linear: x and w differ in dtype");
   STD_TORCH_CHECK(x.size(x.dim() - 1) == w.size(1), "linnet::linear: x has ",
                   x.size(x.dim() - 1), " columns, w has ", w.size(1));
@@ -288,7 +295,7 @@ void attend_chunk(const typename Dot<T>::X* q, const T* k, int64_t k_step, const
   }
   for (int g = 0; g < G; g++) {
     float peak = *std::max_element(p[g], p[g] + count);
-    std::fill(p[g] + count, p[g] + CHUNK, peak - 100.0f);  // e to it is 0
+    std::fill(p[g] + count, p[g] + CHUNK, -std::numeric_limits<float>::infinity());
     f32s total = {};
     for (t = 0; t < count; t += LANES) {
       f32s e = exp_of(load(p[g] + t) - peak);
@@ -374,7 +381,19 @@ Tensor attend(const Tensor& q_given, const Tensor& k, const Tensor& v, const Ten
               double scale, std::optional<int64_t> window) {
   Tensor q = torch::stable::contiguous(q_given);
   Tensor places = torch::stable::contiguous(positions);
+  STD_TORCH_CHECK(q.dim() == 4 && k.dim() == 4 && v.dim() == 4 && q.size(1) == 1,
+                  "linnet::attend: it takes q [R, 1, H, D], k and v [R, T, J, D]");
+  STD_TORCH_CHECK(k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(),
+                  "linnet::attend: q, k and v differ in dtype");
+  for (int64_t axis : {0, 1, 2, 3})
+    STD_TORCH_CHECK(k.size(axis) == v.size(axis), "linnet::attend: k and v differ in axis ", axis,
+                    ": ", k.size(axis), " and ", v.size(axis));
+  STD_TORCH_CHECK(k.size(0) == q.size(0) && k.size(3) == q.size(3) && k.size(2) > 0 &&
+                      q.size(2) % k.size(2) == 0,
+                  "linnet::attend: q's rows, heads or head size do not fit the caches'");
   STD_TORCH_CHECK(places.scalar_type() == ScalarType::Int, "linnet::attend: positions are not i32");
+  STD_TORCH_CHECK(places.numel() == q.size(0), "linnet::attend: ", places.numel(),
+                  " positions for ", q.size(0), " rows");
   STD_TORCH_CHECK(k.stride(3) == 1 && k.stride(2) == k.size(3) && v.stride(3) == 1 &&
                       v.stride(2) == v.size(3),
                   "linnet::attend: a position's heads do not lie together");
