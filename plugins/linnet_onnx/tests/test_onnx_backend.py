@@ -1,8 +1,10 @@
 """What the onnx backend grants and refuses, and what its session does with memory."""
 
+import ctypes
 import tracemalloc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from linnet.errors import CheckpointError, UnavailableError
 from linnet.plugins.benchmark import Job, Workload
 from linnet.plugins.interfaces import Granted, LoadOptions
 from linnet.reference.backend import ReferenceBackend
+from linnet.spec.types import DType
 from linnet.testing.backends import bind, ints, tokens_of
 from linnet.weights.binding import BoundModel
 from linnet.weights.checkpoint import Array
@@ -21,14 +24,16 @@ from linnet_onnx import tensorrt
 from linnet_onnx.backend import OnnxBackend, provider_of
 from linnet_onnx.bench import OnnxRuntime
 from linnet_onnx.blocks import BLOCK, encode
+from linnet_onnx.caches import Caches
 from linnet_onnx.graph import Graph
 from linnet_onnx.models import Graphs
-from linnet_onnx.runtime import read_block, start_session
-from linnet_onnx.session import OrtSession
+from linnet_onnx.runtime import copied, read_block, start_session
+from linnet_onnx.session import BINDINGS, OrtSession
 from linnet_onnx.support import DTYPES
 
 CUDA = "CUDAExecutionProvider" in ort.get_available_providers()
 CONTEXT = 48
+FLOAT = ir.DataType.FLOAT
 
 
 def options(**changes: Any) -> LoadOptions:
@@ -160,13 +165,80 @@ def test_cuda(f0: BoundModel) -> None:
     np.testing.assert_allclose(ours, theirs, atol=1e-3, rtol=0)
 
 
-def test_a_provider_that_was_not_asked_for_is_an_error() -> None:
-    """ONNX Runtime would go on with another, after a warning."""
-    graph = Graph("f32")  # type: ignore[arg-type]
+def negation() -> Graph:
+    graph = Graph(DType.F32)
     x = graph.input("x", ir.DataType.FLOAT, (1,))
     graph.output("y", graph.op("Neg", [x], ir.DataType.FLOAT, (1,)))
-    with pytest.raises(UnavailableError, match="asked for QNNExecutionProvider"):
-        start_session(graph, {}, name="g", threads=1, provider=("QNNExecutionProvider", {}))
+    return graph
+
+
+def test_a_provider_that_is_not_there_is_an_error() -> None:
+    """ONNX Runtime would go on with another, after a warning."""
+    with pytest.raises(UnavailableError, match=r"asked for QNNEx.*; ONNX Runtime has .*CPUExecut"):
+        start_session(negation(), {}, name="g", threads=1, provider=("QNNExecutionProvider", {}))
+
+
+AZURE = "AzureExecutionProvider"
+"""A provider that wheels for CPUs have, too: it runs calls to a service, and no operator."""
+
+
+@pytest.mark.skipif(AZURE not in ort.get_available_providers(), reason=f"no {AZURE}")
+def test_nodes_that_a_provider_leaves_to_the_cpu_are_an_error() -> None:
+    """ONNX Runtime would name the provider, and run every node on the CPU."""
+    with pytest.raises(UnavailableError, match=r"AzureEx.* what it leaves to the CPU .* disabled"):
+        start_session(negation(), {}, name="g", threads=1, provider=(AZURE, {}))
+
+
+def test_what_a_step_is_given_is_copied_into_values_of_the_device(f0: BoundModel) -> None:
+    """One binding for all steps, with inputs in memory of their own: no array is read later."""
+    session, reference = load(f0), ReferenceBackend().load(f0, options())
+    for position, token in enumerate((5, 9, 9, 2)):
+        step = {"tokens": ints(token), "positions": ints(position)}
+        ours, theirs = (s.run("decode", step) for s in (session, reference))
+        np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=0)
+        step["tokens"][0] = step["positions"][0] = 0
+        (bound,) = session._bound.values()
+        assert bound._inputs["tokens"].numpy().tolist() == [[token]]
+        assert bound._inputs["starts"].numpy().tolist() == [position]
+
+
+@pytest.mark.parametrize("kind", [FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
+def test_a_value_on_a_device_is_a_copy_of_the_same_type(kind: ir.DataType) -> None:
+    """bf16 is no u16. The device is the CPU here, as if it were another: memory of its own."""
+    array = np.arange(6, dtype=np.float32).reshape(2, 3).astype(kind.numpy())
+    value = copied(array, kind, "cpu:0")
+    assert (value.element_type(), value.shape()) == (int(kind), [2, 3])
+    there = np.ctypeslib.as_array((ctypes.c_uint8 * array.nbytes).from_address(value.data_ptr()))
+    assert there.ctypes.data != array.ctypes.data
+    np.testing.assert_array_equal(there, array.reshape(-1).view(np.uint8))
+
+
+def test_caches_have_the_type_of_the_graph() -> None:
+    caches = Caches({"past.k": ("tensor(bfloat16)", (3, 2, 8, 16))}, "cpu")
+    past, present = caches.rows(1, 2)
+    bf16 = int(ir.DataType.BFLOAT16)
+    assert past["past.k"].element_type() == present["past.k"].element_type() == bf16
+    assert past["past.k"].shape() == [1, 2, 8, 16]
+    with pytest.raises(UnavailableError, match=r"rows is 3; on cuda .* caches of 1 row"):
+        Caches({"past.k": ("tensor(float)", (3, 2, 8, 16))}, "cuda")
+
+
+def test_bindings_do_not_grow_with_patterns_of_rows(f0: BoundModel) -> None:
+    """28 runs of neighbours among 7 rows, twice: the same logits as the reference's all along."""
+    rows = 7
+    session, reference = load(f0, rows=rows), ReferenceBackend().load(f0, options(rows=rows))
+    position = np.zeros(rows, np.int32)
+    for start, stop in 2 * [(a, b) for a in range(rows) for b in range(a + 1, rows + 1)]:
+        live = slice(start, stop)
+        positions = np.full(rows, -1, np.int32)
+        positions[live] = position[live]
+        step = {"tokens": tokens_of(1, rows, seed=start)[0], "positions": positions}
+        ours, theirs = (s.run("decode", step) for s in (session, reference))
+        np.testing.assert_allclose(ours[live], theirs[live], atol=1e-4, rtol=0)
+        position[live] += 1
+    assert len(session._bound) == BINDINGS < 28
+    logits = {id(bound.outputs["logits"].base) for bound in session._bound.values()}
+    assert logits == {id(session._outputs["logits"])}
 
 
 def test_a_damaged_weight_is_refused(f0: BoundModel) -> None:
@@ -224,6 +296,36 @@ def test_blocks_are_not_exact(f0: BoundModel) -> None:
 
 
 # --- TensorRT -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"device": "cpu"}, "mode 'tensorrt' and device 'cpu' disagree: TensorRT runs on cuda"),
+        ({"dtype": "int4"}, "mode 'tensorrt' and dtype 'int4' disagree: .* ask for f32, f16, bf16"),
+        ({"dtype": "int8", "device": "cuda"}, "mode 'tensorrt' and dtype 'int8' disagree"),
+    ],
+)
+def test_tensorrt_is_not_granted_where_something_else_would_run(
+    asked: dict[str, str], message: str, f0: BoundModel
+) -> None:
+    """Said before it is asked whether TensorRT is there."""
+    with pytest.raises(UnavailableError, match=message):
+        load(f0, mode="tensorrt", **{"dtype": None, **asked})
+
+
+def test_an_engine_without_its_gpu_s_name_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where nvidia-smi is missing, and where it fails as it does without a driver."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnavailableError, match=r"part of an engine's key.*No such file"):
+        tensorrt.versions(0)
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho no driver\nexit 9\n")
+    smi.chmod(0o755)
+    with pytest.raises(UnavailableError, match=r"--query-gpu=.* failed: no driver"):
+        tensorrt.versions(0)
 
 
 @pytest.mark.skipif(tensorrt.refusal() is None, reason="TensorRT is there")

@@ -36,6 +36,7 @@ class OnnxBackend:
         What is not asked for is the CPU and f32. Raises UnavailableError for what cannot be
         granted, before ONNX Runtime is asked where it is known.
         """
+        refuse_disagreement(options)
         mode = find_mode(options)
         device = find_device(options.device or ("cpu" if mode == "ort" else "cuda"))
         dtype = find_dtype(options.dtype or "f32", device)
@@ -83,6 +84,24 @@ def _load_tensorrt(model: BoundModel, granted: Granted) -> OrtSession:
             said = tensorrt.hold(session, reference, model.vocab)
         session.granted = replace(session.granted, notes=(*session.granted.notes, said))
     return session
+
+
+def refuse_disagreement(options: LoadOptions) -> None:
+    """Raise UnavailableError for a device or dtype that the mode has nowhere."""
+    if options.mode != "tensorrt":
+        return
+    kind = (options.device or "cuda").partition(":")[0]
+    if kind != "cuda":
+        raise UnavailableError(
+            f"mode 'tensorrt' and device {options.device!r} disagree: TensorRT runs on cuda; leave "
+            "the device out, or use mode='ort'"
+        )
+    if options.dtype in BITS:
+        raise UnavailableError(
+            f"mode 'tensorrt' and dtype {options.dtype!r} disagree: weights in blocks are read by "
+            f"an operator of ONNX Runtime's CPU provider; ask for {', '.join(DTYPES['cuda'])}, or "
+            "use mode='ort' with device='cpu'"
+        )
 
 
 def find_mode(options: LoadOptions) -> str:

@@ -8,13 +8,18 @@ the other.
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime as ort
 
 from linnet.errors import UnavailableError
 from linnet.weights.checkpoint import Array
 from linnet_onnx.runtime import ort_value
 
-TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(bfloat16)": np.uint16}
+TYPES = {
+    "tensor(float)": ir.DataType.FLOAT,
+    "tensor(float16)": ir.DataType.FLOAT16,
+    "tensor(bfloat16)": ir.DataType.BFLOAT16,
+}
 Values = dict[str, ort.OrtValue]
 
 
@@ -28,37 +33,43 @@ class Caches:
     def __init__(
         self, shapes: Mapping[str, tuple[str, Sequence[int]]], device: str, *, turns: bool = False
     ) -> None:
-        self._device, self.side = device, 0
-        rows = {shape[0] for _, shape in shapes.values()}
-        if device != "cpu" and rows > {1}:
+        self._device, self.side, self._sides = device, 0, 2 if turns else 1
+        self._kinds = {name: TYPES[kind] for name, (kind, _) in shapes.items()}
+        rows = max((shape[0] for _, shape in shapes.values()), default=0)
+        if device != "cpu" and rows > 1:
             raise UnavailableError(
-                f"rows is {max(rows)}; on {device} the onnx backend has caches of 1 row"
+                f"rows is {rows}; on {device} the onnx backend has caches of 1 row"
             )
         self._arrays: list[dict[str, Array]] = []
         self._values: list[Values] = []
-        for _ in range(2 if turns else 1):
-            arrays = {name: np.zeros(shape, TYPES[kind]) for name, (kind, shape) in shapes.items()}
-            self._arrays.append(arrays)
-            if device != "cpu":
-                values = {name: ort_value(array, device=device) for name, array in arrays.items()}
-                self._values.append(values)
+        for _ in range(self._sides):
+            arrays = {
+                name: np.zeros(shape, self._kinds[name].numpy())
+                for name, (_, shape) in shapes.items()
+            }
+            if device == "cpu":
+                self._arrays.append(arrays)
+            else:
+                self._values.append(
+                    {n: ort_value(array, self._kinds[n], device) for n, array in arrays.items()}
+                )
 
     @property
     def names(self) -> list[str]:
         """What the caches are called where they come in."""
-        return list(self._arrays[0])
+        return list(self._kinds)
 
     def rows(self, start: int, stop: int) -> tuple[Values, Values]:
         """What comes in and what goes out for these rows, by the names of ``names``."""
-        sides = (self.side, (self.side + 1) % len(self._arrays))
+        sides = (self.side, (self.side + 1) % self._sides)
         if self._device != "cpu":
             return self._values[sides[0]], self._values[sides[1]]
         past, present = (
-            {name: ort_value(array[start:stop]) for name, array in self._arrays[side].items()}
+            {n: ort_value(a[start:stop], self._kinds[n]) for n, a in self._arrays[side].items()}
             for side in sides
         )
         return past, present
 
     def turn(self) -> None:
         """What went out comes in next."""
-        self.side = (self.side + 1) % len(self._arrays)
+        self.side = (self.side + 1) % self._sides

@@ -53,6 +53,9 @@ def start_session(
     provider: Provider = (PROVIDERS["cpu"], {}),
 ) -> ort.InferenceSession:
     """A session of a graph on the given arrays; its provider is the one asked for, or an error."""
+    there = ort.get_available_providers()
+    if provider[0] not in there:
+        raise UnavailableError(f"asked for {provider[0]}; ONNX Runtime has {', '.join(there)}")
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -63,16 +66,49 @@ def start_session(
         options.add_session_config_entry("session.disable_prepacking", "1")
     values = {s.name: ort_value(arrays[s.name], s.kind) for s in graph.stored}
     proto = ir.to_proto(graph.model(name)).SerializeToString()
-    if provider[0] == PROVIDERS["cpu"] and not graph.folds:
-        session = _sharing(proto, options, values, provider)
-    else:  # what it is handed it copies, to where it needs it
-        options.add_external_initializers(list(values), list(values.values()))
-        session = ort.InferenceSession(proto, options, providers=[provider])
+    if provider[0] == PROVIDERS["cpu"]:
+        session = _on_cpu(graph, proto, options, values, provider)
+    else:
+        session = _on_device(proto, options, values, provider)
     granted = session.get_providers()
     if granted[0] != provider[0]:
         raise UnavailableError(f"asked for {provider[0]}, ONNX Runtime gave {', '.join(granted)}")
     session.weights = values  # which it reads for as long as it lives, and does not own
     return session
+
+
+def _on_cpu(
+    graph: Graph,
+    proto: bytes,
+    options: ort.SessionOptions,
+    values: Mapping[str, ort.OrtValue],
+    provider: Provider,
+) -> ort.InferenceSession:
+    if not graph.folds:
+        return _sharing(proto, options, values, provider)
+    options.add_external_initializers(list(values), list(values.values()))  # it copies these
+    return ort.InferenceSession(proto, options, providers=[provider])
+
+
+def _on_device(
+    proto: bytes,
+    options: ort.SessionOptions,
+    values: Mapping[str, ort.OrtValue],
+    provider: Provider,
+) -> ort.InferenceSession:
+    """A session all of whose nodes the provider runs: none goes to the CPU instead.
+
+    Raises UnavailableError where one would, with ONNX Runtime's reason.
+    """
+    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    options.add_external_initializers(list(values), list(values.values()))
+    try:
+        return ort.InferenceSession(proto, options, providers=[provider], enable_fallback=0)
+    except Exception as error:  # its errors have no common type, and say which this is
+        raise UnavailableError(
+            f"{provider[0]} does not run the whole graph, and what it leaves to the CPU is not "
+            f"asked for: {error}; use device='cpu'"
+        ) from error
 
 
 def _sharing(
@@ -105,8 +141,22 @@ def provider_of(device: str) -> Provider:
 
 
 def ort_value(array: Array, kind: ir.DataType | None = None, device: str = "cpu") -> ort.OrtValue:
-    """An array as ONNX Runtime's value: on the CPU in the same memory, elsewhere a copy."""
+    """An array as ONNX Runtime's value: on the CPU in the same memory, elsewhere a copy.
+
+    ``kind`` is needed for bf16, which NumPy has not.
+    """
+    if device != "cpu":
+        return copied(array, kind or ir.DataType.from_numpy(array.dtype), device)
     if kind is ir.DataType.BFLOAT16:
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), int(kind))
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def copied(array: Array, kind: ir.DataType, device: str) -> ort.OrtValue:
+    """A copy of an array in the device's own memory, of this type."""
     name, _, number = device.partition(":")
-    return ort.OrtValue.ortvalue_from_numpy(array, name, int(number or 0))
+    value = ort.OrtValue.ortvalue_from_shape_and_type(
+        array.shape, int(kind), name, int(number or 0)
+    )
+    value.update_inplace(array.view(np.uint16) if kind is ir.DataType.BFLOAT16 else array)
+    return value

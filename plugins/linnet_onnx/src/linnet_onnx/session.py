@@ -1,7 +1,7 @@
 """A loaded model in ONNX Runtime: one graph for prompt and step, its caches bound in place.
 
 The caches come in and go out in the same memory, so that no call copies or makes one. A step's
-inputs and outputs are bound once, and a call writes its numbers into them. Prompts go one row
+inputs are values on the device, bound once: a call copies its numbers into them. Prompts go one row
 after the other; rows without a token are left out of a step.
 """
 
@@ -28,25 +28,38 @@ OPTIONS = ("seeds", "temperature", "top_k", "top_p", "min_p")
 Provide = Callable[[Graph, Mapping[str, Array], Mapping[str, Sequence[int]]], Provider]
 
 
+BINDINGS = 16
+"""Steps that stay bound: one for each run of neighbouring rows that had a token lately."""
+
+
 class Bound:
-    """A step for some rows and tokens, with the arrays that it reads and writes."""
+    """A step for some rows and tokens, on inputs of its own and caches and outputs of the session.
+
+    ``outputs`` are arrays on the host, which a call overwrites.
+    """
 
     def __init__(
-        self, session: ort.InferenceSession, caches: Caches, rows: slice, length: int, vocab: int
+        self,
+        session: ort.InferenceSession,
+        caches: Caches,
+        rows: slice,
+        length: int,
+        outputs: dict[str, Array],
+        device: str,
     ) -> None:
         count = rows.stop - rows.start
-        self.inputs = {
+        self.outputs = {name: array[:count] for name, array in outputs.items()}
+        first = {
             "tokens": np.zeros((count, length), np.int32),
             "starts": np.zeros(count, np.int32),
             "lengths": np.full(count, length, np.int32),
         }
-        self.outputs: dict[str, Array] = {
-            "token": np.zeros(count, np.int32),
-            "logits": np.zeros((count, vocab), np.float32),
-        }
+        # On the device: an array of the host would be copied there when it is bound, and no later
+        # change of it would be seen.
+        self._inputs = {name: ort_value(array, device=device) for name, array in first.items()}
         self._session, self._binding, self._caches = session, session.io_binding(), caches
-        for name, array in self.inputs.items():
-            self._binding.bind_ortvalue_input(name, ort_value(array))
+        for name, value in self._inputs.items():
+            self._binding.bind_ortvalue_input(name, value)
         for name, array in self.outputs.items():
             self._binding.bind_ortvalue_output(name, ort_value(array))
         past, present = caches.rows(rows.start, rows.stop)
@@ -54,10 +67,13 @@ class Bound:
             self._binding.bind_ortvalue_input(name, past[name])
             self._binding.bind_ortvalue_output(present_name(name), present[name])
 
-    def run(self) -> None:
-        """One call on what is in ``inputs``; the result is in ``outputs``."""
+    def run(self, tokens: Array, starts: Array) -> dict[str, Array]:
+        """One call on ``tokens[count, length]`` from ``starts[count]`` on: the outputs."""
+        for name, array in (("tokens", tokens), ("starts", starts)):
+            self._inputs[name].update_inplace(np.ascontiguousarray(array, np.int32))
         self._session.run_with_iobinding(self._binding)
         self._caches.turn()
+        return self.outputs
 
 
 class OrtSession:
@@ -99,6 +115,10 @@ class OrtSession:
             turns=turns,
         )
         self._bound: dict[tuple[int, int, int], Bound] = {}
+        self._outputs: dict[str, Array] = {
+            "token": np.zeros(granted.rows, np.int32),
+            "logits": np.zeros((granted.rows, model.vocab), np.float32),
+        }
         name = f"{self._step.get_providers()[0]}, ONNX Runtime {ort.__version__}"
         notes = tuple(f"in ONNX's own operators: {note}" for note in step.notes)
         self.granted = replace(granted, provider=name, notes=(*granted.notes, *notes))
@@ -155,13 +175,11 @@ class OrtSession:
         self, start: int, stop: int, tokens: Array, positions: Array
     ) -> dict[str, Array]:
         key = (start, stop, self._caches.side)
-        bound = self._bound.get(key)
-        if bound is None:
-            bound = self._bound[key] = self._bind(start, stop, 1)
-        bound.inputs["tokens"][:, 0] = tokens
-        bound.inputs["starts"][:] = positions
-        bound.run()
-        return bound.outputs
+        bound = self._bound.pop(key, None) or self._bind(start, stop, 1)
+        self._bound[key] = bound  # the newest last
+        if len(self._bound) > BINDINGS:
+            del self._bound[next(iter(self._bound))]
+        return bound.run(tokens[:, None], positions)
 
     def _extend(self, name: str, inputs: Mapping[str, Array]) -> Array:
         """One row after the other: none is padded to the length of another."""
@@ -169,15 +187,14 @@ class OrtSession:
         rows = zip(*(inputs[k] for k in ("tokens", "rows", "starts", "lengths")), strict=True)
         for tokens, row, start, length in rows:
             bound = self._bind(int(row), int(row) + 1, int(length))
-            bound.inputs["tokens"][0] = tokens[:length]
-            bound.inputs["starts"][:] = start
-            bound.run()
-            results.append(bound.outputs[name])
+            outputs = bound.run(tokens[None, :length], start[None])
+            results.append(outputs[name].copy())
         return np.concatenate(results)
 
     def _bind(self, start: int, stop: int, length: int) -> Bound:
         assert self._step is not None
-        return Bound(self._step, self._caches, slice(start, stop), length, self._vocab)
+        rows, device = slice(start, stop), self.granted.device
+        return Bound(self._step, self._caches, rows, length, self._outputs, device)
 
     def _forward(self, tokens: Array) -> Array:
         logits: Array = self._session("forward").run(["logits"], {"tokens": tokens})[0]
@@ -189,9 +206,12 @@ class OrtSession:
 
     def _session(self, name: str) -> Any:
         """A session that few need, started when it is: it shares the weights."""
+        if name == "sample" and name not in self._sessions:
+            # Of logits that are on the host, in integers that other providers have no kernels for.
+            cpu = provider_of("cpu")
+            self._sessions[name] = self._start(name, self._graphs.sample(), cpu)
         if name not in self._sessions:
-            graph = self._graphs.forward() if name == "forward" else self._graphs.sample()
-            self._sessions[name] = self._start(name, graph)
+            self._sessions[name] = self._start(name, self._graphs.forward())
         return self._sessions[name]
 
     def source(self) -> None:
@@ -200,5 +220,5 @@ class OrtSession:
     def close(self) -> None:
         """Free weights, caches and sessions."""
         self._step = None
-        self._weights, self._bound, self._sessions = {}, {}, {}
+        self._weights, self._bound, self._sessions, self._outputs = {}, {}, {}, {}
         self._caches = Caches({}, "cpu")

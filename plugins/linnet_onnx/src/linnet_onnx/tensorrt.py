@@ -83,14 +83,27 @@ def provider_options(key: str, shapes: Mapping[str, str], number: int) -> dict[s
 
 
 def versions(number: int) -> list[str]:
-    """TensorRT's version, the driver's and the GPU's name, as their own tools say."""
-    import subprocess
+    """TensorRT's version, the drivers and names of the GPUs, and which of them is meant.
 
-    asked = ["nvidia-smi", f"--id={number}", "--query-gpu=name,driver_version", "--format=csv"]
-    said = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+    Raises UnavailableError where ``nvidia-smi`` does not say: an engine of another GPU would be
+    taken for this one's.
+    """
+    import subprocess
     from importlib.metadata import version
 
-    return [f"tensorrt {version('tensorrt')}", f"onnxruntime {ort.__version__}", said.strip()]
+    asked = ["nvidia-smi", "--query-gpu=uuid,name,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stdout", None) or getattr(error, "stderr", None) or error
+        raise UnavailableError(
+            f"the GPU's name is part of an engine's key, and {' '.join(asked)} failed: "
+            f"{str(said).strip()}; put nvidia-smi of the driver on the PATH"
+        ) from error
+    # Its order need not be CUDA's, so all are named beside what chooses among them.
+    chosen = f"{number} of {os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}"
+    gpus = sorted(line.strip() for line in done.stdout.splitlines())
+    return [f"tensorrt {version('tensorrt')}", f"onnxruntime {ort.__version__}", *gpus, chosen]
 
 
 def hold(tested: Session, reference: Session, vocab: int) -> str:
