@@ -1,16 +1,20 @@
 """What the backend promises beside right answers: few shapes, donation, one copy, precision."""
 
+import math
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from linnet.errors import UnavailableError
 from linnet.plugins.interfaces import LoadOptions
 from linnet.testing.backends import bind, ints, tokens_of
+from linnet_jax import helpers
 from linnet_jax.backend import MODES, JaxBackend
 from linnet_jax.buckets import next_power, next_size, pad
 from linnet_jax.session import JaxSession
@@ -56,10 +60,11 @@ def test_a_hundred_lengths_compile_nothing_after_warm_up(mode: str, load: Load) 
     assert session.compiled == known
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("mode", MODES)
-def test_caches_are_donated(mode: str, load: Load) -> None:
+def test_caches_are_donated(mode: str, dtype: str, load: Load) -> None:
     """The old arrays are gone, their memory is the new ones', and nothing warns."""
-    session = load(mode=mode)
+    session = load(mode=mode, dtype=dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         prompt(session, 20)
@@ -72,11 +77,42 @@ def test_caches_are_donated(mode: str, load: Load) -> None:
         np.asarray(before[0])
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_a_step_copies_no_cache(dtype: str, load: Load) -> None:
+    """In what XLA compiled, whatever has a cache's whole shape is that cache, updated in place."""
+    session = load(dtype=dtype, rows=2, max_seq=448)
+    prompt(session, 300)
+    session.run("decode_greedy", {"tokens": ints(1, 2), "positions": ints(-1, 300)})
+    step: Any = next(s for key, s in session._steps.items() if key[0] == "decode_greedy")
+    entry = step.as_text().rpartition("ENTRY ")[2]
+    shape = ",".join(map(str, session._states[0].shape))
+    whole = [line for line in entry.splitlines() if re.search(rf"= \w+\[{shape}\]", line)]
+    made = [line for line in whole if "parameter(" not in line]
+    assert len(made) == 2 * len(session._states)  # a slice for each row
+    assert all("dynamic-update-slice" in line for line in made)
+
+
+@pytest.mark.parametrize("ynn", [True, False])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("width", [1, 2, 37, 74, 288, 36, 1536, 1025])
+def test_products_of_one_row(width: int, dtype: Any, ynn: bool, monkeypatch: Any) -> None:
+    """Of any width, against f64: the sums lose no more than f32 sums may."""
+    monkeypatch.setattr(helpers, "YNN", ynn)
+    random = np.random.default_rng(width)
+    row = random.standard_normal(width, np.float32)
+    weight = jnp.asarray(random.standard_normal((35, width), np.float32), dtype)
+    found = jax.jit(helpers.row_product)(row, weight)
+    exact = np.asarray(weight, np.float64) @ row
+    room = np.abs(np.asarray(weight, np.float64)) @ np.abs(row)
+    assert (np.abs(found - exact) <= 1e-6 * room).all()
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_tied_weight_is_there_once(mode: str, load: Load) -> None:
     session = load("tied", mode=mode)
     stored = [p for p in bind("tied").program.parameters if p.tied_to is None]
-    assert len(session._weights or []) == len(stored)
+    held = sum(array.size for array in session._weights or [])
+    assert held == sum(math.prod(parameter.shape) for parameter in stored)
     assert session.run("forward", {"tokens": tokens_of(1, 5)}).shape == (1, 5, 136)
 
 
@@ -101,7 +137,7 @@ def test_what_overflowed_in_f16_is_not_seen_by_the_next(mode: str, load: Load) -
     session = load(mode=mode, dtype="f16")
     clean = prompt(session, 5, "extend")
     poison = [np.full(s.shape, np.inf, np.float16) for s in session._states]
-    session._states = [jax.device_put(array) for array in poison]
+    session._states = [jax.device_put(array.view("u2")) for array in poison]  # kept as bits
     np.testing.assert_array_equal(prompt(session, 5, "extend"), clean)
 
 

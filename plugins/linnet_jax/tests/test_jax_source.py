@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 from safetensors.flax import load_file
 
+from linnet.plugins.interfaces import LoadOptions
 from linnet.plugins.manager import plugin_manager
 from linnet.spec import Program, from_json, to_json
 from linnet.spec.ops import CALLS, PRIMITIVES
+from linnet.spec.types import DType
 from linnet.testing.backends import bind, tokens_of
 from linnet.testing.fixtures import f0_config
 from linnet.weights.safetensors import entries_of, write_file
+from linnet_jax.backend import JaxBackend
 from linnet_jax.expressions import CLAIMED, KNOWN
 from linnet_jax.generated import load_module
 from linnet_jax.source import generate
@@ -62,7 +65,7 @@ def test_jax_opens_the_safetensors_that_linnet_writes(tmp_path: Path) -> None:
 def test_the_file_runs_with_jax_and_safetensors_alone(name: str, tmp_path: Path) -> None:
     """In a process that never imports Linnet; the usage in its docstring is what is run."""
     write_weights(name, tmp_path / "w.safetensors")
-    source = generate(bind(name).program)
+    source = JaxBackend().source(bind(name), LoadOptions())
     (tmp_path / "model.py").write_text(source)
     usage = [line.strip() for line in source.splitlines()[4:9]]
     assert usage[0].startswith("w = weights(") and usage[-1].startswith("token, state = decode")
@@ -96,14 +99,30 @@ def test_gradients_are_torch_s() -> None:
     (theirs(torch.from_numpy(tokens).long()).logits ** 2).mean().backward()
     expected = {name: p.grad.numpy() for name, p in theirs.named_parameters()}
 
-    module = load_module(generate(model.program), "f0")
-    w = module.weights(arrays)
-    gradient = jax.jit(jax.grad(lambda w, t: (module.forward(w, t) ** 2).mean()))(w, tokens)
-    found = jax.tree_util.tree_flatten_with_path(gradient)[0]
-    assert len(found) == len(expected)
-    for path, array in found:
-        name = jax.tree_util.keystr(path).replace("[", ".").replace("]", "").lstrip(".")
+    module = load_module(JaxBackend().source(model, LoadOptions()), "f0")
+
+    def loss(arrays: dict[str, jax.Array], tokens: jax.Array) -> jax.Array:
+        return (module.forward(module.weights(arrays), tokens) ** 2).mean()
+
+    gradient = jax.jit(jax.grad(loss))(arrays, tokens)
+    assert set(gradient) == set(expected)
+    for name, array in gradient.items():
         np.testing.assert_allclose(array, expected[name], atol=1e-4, rtol=0, err_msg=name)
+
+
+@pytest.mark.parametrize("count", [3, 30])
+def test_gradients_in_bf16_reach_the_embedding(count: int) -> None:
+    """Its rows are gathered as bits; f32's gradient is near, of few tokens and of many."""
+    arrays = {name: t.read() for name, t in bind("tied").checkpoint.tensors.items()}
+
+    def gradient(dtype: DType) -> np.ndarray:
+        module = load_module(generate(bind("tied").program, dtype=dtype), "tied")
+        w = module.weights(arrays)
+        found = jax.grad(lambda w: (module.forward(w, tokens_of(1, count)) ** 2).mean())(w)
+        return np.asarray(found.model.embed_tokens.weight, np.float32)
+
+    wide, narrow = gradient(DType.F32), gradient(DType.BF16)
+    assert np.abs(wide - narrow).max() < 0.05 * np.abs(wide).max()
 
 
 def test_forward_can_be_mapped() -> None:

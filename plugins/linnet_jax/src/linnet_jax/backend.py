@@ -7,6 +7,7 @@ from jaxlib.version import __version__ as jaxlib_version
 
 from linnet.errors import UnavailableError
 from linnet.plugins.interfaces import Granted, LoadOptions, Probe
+from linnet.spec.passes.join import join_linears
 from linnet.spec.types import DType
 from linnet.weights.binding import BoundModel
 from linnet_jax.compiler import SourceCompiler
@@ -29,7 +30,7 @@ class JaxBackend:
     def source(self, model: BoundModel, options: LoadOptions) -> str:
         """The source it would run for these options; reads no weights."""
         find_mode(options)
-        return generate(model.program, options.numerics, find_dtype(options))
+        return generate(join_linears(model.program), options.numerics, find_dtype(options))
 
     def load(self, model: BoundModel, options: LoadOptions) -> JaxSession:
         """Read the weights and make the caches.
@@ -46,14 +47,15 @@ class JaxBackend:
         max_seq = options.max_seq or model.max_positions
         if max_seq is None:
             raise UnavailableError("this model states no longest sequence: give max_seq")
+        program = join_linears(model.program)
         compiler: Compiler
         if mode == "jax":
-            compiler = SourceCompiler(model.program, options.numerics, dtype, device)
+            compiler = SourceCompiler(program, options.numerics, dtype, device)
         else:
             from linnet_jax.stablehlo_compiler import ModuleCompiler
 
-            compiler = ModuleCompiler(model.program, dtype, options.rows, max_seq, device)
-        weights = read_weights(model, dtype, device)
+            compiler = ModuleCompiler(program, dtype, options.rows, max_seq, device)
+        weights = read_weights(program, model.parameters, dtype, device)
         granted = Granted(
             backend="jax",
             mode=mode,

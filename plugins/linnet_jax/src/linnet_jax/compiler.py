@@ -5,9 +5,11 @@ from typing import Any
 
 import jax
 
+from linnet.spec.paths import attribute
 from linnet.spec.program import Program
 from linnet.spec.types import DType
 from linnet.weights.checkpoint import Array
+from linnet_jax.environment import WITHOUT_YNN, spares_ynn
 from linnet_jax.generated import load_module
 from linnet_jax.session import Arrays, Step
 from linnet_jax.source import generate, stored
@@ -26,7 +28,7 @@ class SourceCompiler:
         vars(self._module)["PLATFORM"] = device.platform
         self._device = device
         self._ties = {p.path: p.tied_to for p in program.parameters if p.tied_to is not None}
-        self._weights = stored(program)
+        self._weights = [attribute(path) for path in stored(program)]
         self._states = [state.path for state in program.states]
 
     def compile(
@@ -44,9 +46,13 @@ class SourceCompiler:
             result, tree = function(w, tree, *inputs, end=end)
             return result, [at(tree, path) for path in self._states]
 
+        spare = spares_ynn(inputs[0].size, self._device)
+        vars(self._module)["YNN"] = not spare
         jitted = jax.jit(run, donate_argnums=(1,))
         with jax.default_device(self._device):
-            compiled: Step = jitted.lower(weights, states, inputs).compile()
+            compiled: Step = jitted.lower(weights, states, inputs).compile(
+                compiler_options=WITHOUT_YNN if spare else None
+            )
         return compiled
 
 

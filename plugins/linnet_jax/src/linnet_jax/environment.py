@@ -4,6 +4,7 @@ Imported before jax is. JAX reads these once in a process, so what a later sessi
 cannot have any more is reported, never passed over.
 """
 
+import functools
 import os
 import sys
 from typing import Any
@@ -50,3 +51,26 @@ def _keep_compiled() -> None:
         config.update("jax_compilation_cache_dir", str(cache_root() / "jax"))
         config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
         config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+WITHOUT_YNN: dict[str, str | bool] = {"xla_cpu_experimental_ynn_fusion_type": ""}
+"""XLA's option, for one compilation: sums stay loops of its own, not calls of its YNN library."""
+
+
+FEW = 4
+"""Tokens of a call up to which its products are sums."""
+
+
+def spares_ynn(tokens: int, device: jax.Device) -> bool:
+    """Whether a call of so many tokens is compiled with that option."""
+    return tokens <= FEW and device.platform == "cpu" and _knows_option()
+
+
+@functools.cache
+def _knows_option() -> bool:
+    """Whether this jaxlib knows the option; compiles next to nothing to find out."""
+    try:
+        jax.jit(lambda x: x).lower(0.0).compile(compiler_options=WITHOUT_YNN)
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True

@@ -18,7 +18,7 @@ from linnet.weights.binding import BoundModel
 from linnet.weights.dtypes import cast
 from linnet.weights.paths import new_folder
 from linnet.weights.safetensors import Entry, write_file, write_text
-from linnet_jax.stablehlo import Sizes, write_module
+from linnet_jax.stablehlo import Sizes, state_dtype, write_module
 
 DTYPES = {"f32": DType.F32, "bf16": DType.BF16, "f16": DType.F16}
 DEFAULTS = {"dtype": "f32", "rows": 1, "max_seq": 2048, "prompt": 512, "platform": "cpu"}
@@ -110,6 +110,7 @@ def _describe(model: BoundModel, entry: str, sizes: Sizes) -> dict[str, Any]:
     return {
         "weights": [p.path for p in program.parameters if p.tied_to is None],
         "states": states,
+        "state_dtype": str(state_dtype(sizes.dtype, sizes.platform)),
         "inputs": [
             {"name": v.name, "dtype": str(v.type.dtype), "shape": list(sizes.shapes[v.name])}
             for v in inputs

@@ -62,12 +62,12 @@ _SIMPLE = {
     "sort": "-jnp.sort(-{0}, axis=-1)",
     "cumsum": "jnp.cumsum({0}, axis=-1)",
     "matmul": "dot({0}, {1})",
-    "embedding": "{1}[{0}]",
+    "embedding": "embedding({0}, {1})",
     "softmax": "softmax({0})",
     "sigmoid": "jax.nn.sigmoid({0})",
     "silu": "jax.nn.silu({0})",
     "swiglu": "jax.nn.silu({0}) * {1}",
-    "greedy": "jnp.argmax({0}, axis=-1).astype(jnp.int32)",
+    "greedy": "greedy({0})",
 }
 _CALLS = ("linear", "rms_norm", "layer_norm", "rope_table", "rope", "gumbel", "sample")
 

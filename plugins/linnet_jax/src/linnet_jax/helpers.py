@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 PLATFORM = jax.default_backend()  # what lowerings are chosen for
+FLOAT: Any = jnp.float32  # a generated file has a line of its own for it
+YNN = True  # whether XLA's CPU compiler gives sums to its YNN library, as it does unless told
 
 
 class Tree(SimpleNamespace):
@@ -45,6 +47,11 @@ def nest(flat: dict[str, Array]) -> Any:
     return Tree(**nested)
 
 
+def join(flat: dict[str, Array], at: str, parts: tuple[str, ...], whole: str) -> None:
+    """Lay weights that multiply the same input one below the other: one product for all."""
+    flat[f"{at}.{whole}"] = jnp.concatenate([flat.pop(f"{at}.{part}") for part in parts])
+
+
 def wide(x: Array) -> Array:
     """What a product of two-byte floats is computed in: f32 on a CPU, whose dot has no other."""
     return x.astype(jnp.float32) if PLATFORM == "cpu" else x
@@ -56,13 +63,36 @@ def dot(x: Array, y: Array) -> Array:
     return product.astype(x.dtype)
 
 
+def row_product(row: Array, weight: Array) -> Array:
+    """A row f32 [K] times the transposed weight [N, K] of two-byte floats: f32 [N]."""
+    if YNN:
+        return jnp.sum(row * wide(weight), axis=-1)
+    N, K = weight.shape
+    if weight.dtype == jnp.bfloat16 and K % 2 == 0:
+        # Two at a time: as bits, a bf16 is the upper half of an f32.
+        words = lax.bitcast_convert_type(weight.reshape(N, K // 2, 2), jnp.uint32)
+        first = lax.bitcast_convert_type(words << 16, jnp.float32)
+        second = lax.bitcast_convert_type(words & jnp.uint32(0xFFFF0000), jnp.float32)
+        pairs = row.reshape(K // 2, 2)
+        total = first * pairs[:, 0] + second * pairs[:, 1]
+    else:
+        total = row * wide(weight)
+    # XLA takes apart sums of more than 32, and makes one of two that meet, whose loop would not
+    # follow the memory.
+    while (size := total.shape[-1]) > 1:
+        block = max((d for d in range(2, 33) if size % d == 0), default=size)
+        total = jnp.sum(total.reshape(N, size // block, block), axis=-1)
+        if size > block:
+            total = lax.optimization_barrier(total)  # type: ignore[no-untyped-call]
+    return total.reshape(N)
+
+
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """x [..., K] times the transposed weight [N, K], summed in f32."""
     rows = math.prod(x.shape[:-1])
     if PLATFORM == "cpu" and weight.dtype != jnp.float32 and rows <= 4:
-        # XLA's CPU dot of two-byte floats is many times slower than sums of products; and these
-        # are fast with two axes, not with more.
-        parts = [jnp.sum(row * wide(weight), axis=-1) for row in wide(x).reshape(rows, -1)]
+        # XLA's CPU dot of two-byte floats is many times slower than sums of products.
+        parts = [row_product(row, weight) for row in wide(x).reshape(rows, -1)]
         y = jnp.stack(parts).reshape(*x.shape[:-1], -1)
     else:
         contract = (((x.ndim - 1,), (1,)), ((), ()))
@@ -71,6 +101,25 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
         )
     y = y.astype(x.dtype)
     return y if bias is None else y + bias
+
+
+@jax.custom_jvp
+def embedding(ids: Array, table: Array) -> Array:
+    """Rows of a table [V, D]: [..., D]."""
+    if PLATFORM == "cpu" and table.dtype != jnp.float32:
+        # To gather two-byte floats, XLA's CPU widens all of the table; of integers, nothing.
+        return lax.bitcast_convert_type(lax.bitcast_convert_type(table, jnp.uint16)[ids], FLOAT)
+    return table[ids]
+
+
+embedding.defjvp(lambda at, along: (embedding(*at), along[1][at[0]]))
+
+
+def greedy(logits: Array) -> Array:
+    """The first of the largest of logits [B, V]: a maximum and a minimum, which are vectors."""
+    V = logits.shape[-1]
+    largest = jnp.max(logits, axis=-1, keepdims=True)
+    return jnp.min(jnp.where(logits == largest, jnp.arange(V, dtype=jnp.int32), V - 1), axis=-1)
 
 
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:
@@ -123,7 +172,9 @@ def attend(
     T, K = k.shape[1:3]
     dtype = q.dtype
     q = q.reshape(B, S, K, H // K, D)
-    if S == 1:  # products and sums, which XLA fuses: a dot would want the keys in another order
+    if (
+        S == 1 and YNN
+    ):  # products and sums, which XLA fuses: a dot would want the keys in another order
         q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
         scores = jnp.sum(q * k[:, :, :, None], axis=-1) * scale  # [B, T, K, H / K]
         scores = scores.transpose(0, 2, 3, 1)[:, :, :, None]
@@ -143,7 +194,7 @@ def attend(
     if window is not None:
         visible &= key > query - window
     p = softmax(jnp.where(visible, scores, -3.0e38))
-    if S == 1:
+    if S == 1 and YNN:
         y = jnp.sum(p[:, :, :, 0].transpose(0, 3, 1, 2)[..., None] * v[:, :, :, None], axis=1)
     else:
         p = p.astype(wide(v).dtype)
@@ -157,12 +208,18 @@ def attend(
     return y.reshape(B, S, H, v.shape[-1]).astype(dtype)
 
 
+def read(cache: Array, end: int, rows: Array | None = None) -> Array:
+    """The first `end` positions of the given rows of a cache, or of all, as floats."""
+    x = cache[:, :end] if rows is None else cache[rows, :end]
+    return lax.bitcast_convert_type(x, FLOAT)
+
+
 def write(
     cache: Array, x: Array, starts: Array, lengths: Array, rows: Array | None = None
 ) -> Array:
     """The cache [R, T, ...] with the first lengths[b] of x [B, S, ...] from starts[b] on."""
     B, S = x.shape[:2]
-    x = x.astype(cache.dtype)
+    x = lax.bitcast_convert_type(x.astype(FLOAT), cache.dtype)
     if cache.shape[1] == S or B > 4:
         where = jnp.arange(S)
         positions = jnp.where(where < lengths[:, None], starts[:, None] + where, cache.shape[1])

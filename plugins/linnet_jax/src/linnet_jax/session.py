@@ -13,6 +13,7 @@ from linnet.errors import UnavailableError
 from linnet.plugins.interfaces import Granted
 from linnet.runtime.requests import check_inputs
 from linnet.spec.program import CONTEXT, ROWS
+from linnet.spec.types import Dim
 from linnet.weights.binding import BoundModel
 from linnet.weights.checkpoint import Array
 from linnet_jax.buckets import pad
@@ -53,12 +54,13 @@ class JaxSession:
     ) -> None:
         self._model, self._compiler, self._device = model, compiler, device
         self._weights: Arrays | None = list(weights.values())
-        sizes = {ROWS: granted.rows, CONTEXT: granted.max_seq}
+        sizes: dict[Dim, Dim] = {ROWS: granted.rows, CONTEXT: granted.max_seq}
         dtype = self._weights[0].dtype
+        # XLA's CPU updates integers in place, and not floats of two bytes: their bits, then.
+        bits = device.platform == "cpu" and dtype.itemsize == 2
         self._states = [
             jax.device_put(
-                np.zeros([sizes[d] if isinstance(d, str) else d for d in s.type.shape], dtype),
-                device,
+                np.zeros([sizes.get(d, d) for d in s.type.shape], "u2" if bits else dtype), device
             )
             for s in model.program.states
         ]

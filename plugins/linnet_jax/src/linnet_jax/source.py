@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 
 from linnet.spec.passes.expand import expand
+from linnet.spec.paths import attribute, joins, loops
 from linnet.spec.program import Function, Node, Program, Value
 from linnet.spec.types import DType
 from linnet_jax.expressions import CLAIMED, DTYPES, expression
@@ -40,7 +41,8 @@ def generate(program: Program, numerics: str = "fast", dtype: DType = DType.F32)
     bodies = [_Writer(program, f, writes).block() for f in program.functions.values()]
     bodies += [_Writer(program, f, writes).entry() for f in program.entries.values()]
     body = "\n\n\n".join(bodies)
-    helpers = _helpers({"Tree", "nest", *_names(body)})
+    joined = {"join"} if any(p.parts for p in program.parameters) else set()
+    helpers = _helpers({"Tree", "nest", "PLATFORM", *joined, *_names(body)})
     parts = [
         _header(program, dtype),
         _imports("\n".join([*helpers, body])),
@@ -168,9 +170,9 @@ class _Writer:
             self.lines += _assign(place, f"write({', '.join([place, *operands])})")
             return
         if node.op == "state_read":
-            rows = f"[{operands[0]}, :end]" if operands else "[:, :end]"
             name = self.name(node.outputs[0], attrs["state"].rpartition(".")[2])
-            self.lines += _assign(name, _at("state", attrs["state"]) + rows)
+            arguments = ", ".join([_at("state", attrs["state"]), "end", *operands])
+            self.lines += _assign(name, f"read({arguments})")
         elif node.op in ("call", "loop"):
             self.call(node, operands)
         else:
@@ -219,7 +221,7 @@ class _Writer:
 
 def _at(root: str, path: str) -> str:
     """``w.layers[0].norm`` for ``layers.0.norm``."""
-    parts = [f"[{part}]" if part.isdecimal() else f".{part}" for part in path.split(".")]
+    parts = [f"[{p}]" if p.isdecimal() else f".{p}" for p in attribute(path).split(".")]
     return root + "".join(parts if path else [])
 
 
@@ -286,6 +288,8 @@ def _weights(program: Program) -> str:
         '    """The tree of weights, of arrays by their names in the checkpoint."""',
         "    flat = {name: jnp.asarray(array, FLOAT) for name, array in arrays.items()}",
     ]
+    for loop, call, depth in joins([p.path for p in program.parameters if p.parts]):
+        lines += [*loop, f"{'    ' * depth}{call}"]
     lines += [
         f'    flat["{p.path}"] = flat["{p.tied_to}"]'
         for p in program.parameters
@@ -300,21 +304,18 @@ def _caches(program: Program) -> str:
         '    """Empty caches [R, T, ...]."""',
         "    flat = {}",
     ]
-    groups: dict[tuple[str, object], list[int]] = {}
+    lines += [
+        "    # XLA's CPU updates integers in place, and not floats of two bytes: their bits, then.",
+        '    bits = PLATFORM == "cpu" and FLOAT != jnp.float32',
+        "    dtype = jnp.uint16 if bits else FLOAT",
+    ]
+    groups: dict[tuple[object, ...], list[str]] = {}
     for state in program.states:
-        parts = state.path.split(".")
-        layer = next((part for part in parts if part.isdecimal()), None)
-        pattern = ".".join("{i}" if part == layer else part for part in parts)
-        groups.setdefault((pattern, state.type.shape[2:]), []).append(int(layer or 0))
-    for (pattern, shape), layers in groups.items():
-        sizes = ", ".join(map(str, ("rows", "positions", *shape)))  # type: ignore[misc]
-        if "{i}" not in pattern:
-            lines.append(f'    flat["{pattern}"] = jnp.zeros(({sizes}), FLOAT)')
-            continue
-        every = range(len(layers))
-        turns = f"range({len(layers)})" if layers == list(every) else repr(tuple(layers))
-        lines.append(f"    for i in {turns}:")
-        lines.append(f'        flat[f"{pattern}"] = jnp.zeros(({sizes}), FLOAT)')
+        groups.setdefault(state.type.shape[2:], []).append(state.path)
+    for shape, paths in groups.items():
+        sizes = ", ".join(map(str, ("rows", "positions", *shape)))
+        for loop, key, depth in loops(paths):
+            lines += [*loop, f"{'    ' * depth}flat[{key}] = jnp.zeros(({sizes}), dtype)"]
     return "\n".join([*lines, "    return nest(flat)"])
 
 
@@ -328,7 +329,10 @@ def _read_helpers() -> dict[str, tuple[str, set[str]]]:
     found: dict[str, tuple[str, set[str]]] = {}
     last = ""
     for node in ast.parse(text).body:
-        part = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+        above: list[ast.expr] = getattr(node, "decorator_list", [])
+        first = min([node.lineno, *(decorator.lineno for decorator in above)])
+        part = "\n".join(lines[first - 1 : node.end_lineno])
+        part = re.sub(r"  # type: ignore\[.*", "", part)
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             last = node.name
             found[last] = (part, _names(part))

@@ -35,6 +35,13 @@ class Sizes:
     """The shape of each input of the entry."""
     platform: str = "cpu"
     """What lowerings are chosen for."""
+    ynn: bool = True
+    """Whether XLA's CPU compiler may give sums to its YNN library, as it does unless told."""
+
+
+def state_dtype(dtype: DType, platform: str) -> DType:
+    """What states are kept in: XLA's CPU updates integers in place, and not two-byte floats."""
+    return DType.U16 if platform == "cpu" and dtype in (DType.BF16, DType.F16) else dtype
 
 
 def write_module(program: Program, entry: str, sizes: Sizes) -> str:
@@ -53,7 +60,7 @@ class _Writer:
             for dim, size in zip(value.type.shape, sizes.shapes[value.name], strict=True):
                 if isinstance(dim, str):
                     self.sizes.setdefault(dim, size)
-        self.module = Module(sizes.dtype, sizes.platform)
+        self.module = Module(sizes.dtype, sizes.platform, sizes.ynn)
         self.weights: dict[str, Operand] = {}
         self.states: dict[str, Operand] = {}
         self.values: dict[int, Operand] = {}
@@ -66,7 +73,7 @@ class _Writer:
         """The module."""
         arguments: list[str] = []
 
-        def argument(shape: tuple[int, ...], dtype: DType, attrs: str, what: str) -> Operand:
+        def argument(shape: tuple[int, ...], dtype: DType | str, attrs: str, what: str) -> Operand:
             operand = Operand(f"%arg{len(arguments)}", shape, self.module.kind(str(dtype)))
             arguments.append(f'{operand.name}: {operand.type}{attrs} loc("{what}")')
             return operand
@@ -84,7 +91,8 @@ class _Writer:
             for number, state in enumerate(self.program.states):
                 shape = tuple(whole[d] if isinstance(d, str) else d for d in state.type.shape)
                 alias = f" {{tf.aliasing_output = {number + 1} : i32}}"
-                self.states[state.path] = argument(shape, DType.FLOAT, alias, state.path)
+                dtype = state_dtype(self.given.dtype, self.given.platform)
+                self.states[state.path] = argument(shape, dtype, alias, state.path)
         for value in self.function.inputs:
             self.values[value.index] = argument(
                 self.shape(value.type.shape), value.type.dtype, "", value.name

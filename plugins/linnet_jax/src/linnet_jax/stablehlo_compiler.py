@@ -17,6 +17,7 @@ from jaxlib.mlir import ir
 from linnet.spec.program import Program
 from linnet.spec.types import DType
 from linnet.weights.checkpoint import Array
+from linnet_jax.environment import WITHOUT_YNN, spares_ynn
 from linnet_jax.session import Arrays, Step
 from linnet_jax.stablehlo import Sizes, write_module
 
@@ -40,11 +41,13 @@ class ModuleCompiler:
             for value in names[entry].inputs
         }
         end = self._max_seq if self._program.states and entry != "forward" else None
-        return self._write(entry, shapes, end)
+        return self._write(entry, shapes, end, ynn=not spares_ynn(self._rows, self._device))
 
-    def _write(self, entry: str, shapes: dict[str, tuple[int, ...]], end: int | None) -> str:
+    def _write(
+        self, entry: str, shapes: dict[str, tuple[int, ...]], end: int | None, *, ynn: bool
+    ) -> str:
         platform = self._device.platform
-        sizes = Sizes(self._dtype, self._rows, self._max_seq, end, shapes, platform)
+        sizes = Sizes(self._dtype, self._rows, self._max_seq, end, shapes, platform, ynn)
         return write_module(self._program, entry, sizes)
 
     def compile(
@@ -53,7 +56,9 @@ class ModuleCompiler:
         """One entry for these shapes."""
         names = [value.name for value in self._program.entries[entry].inputs]
         shapes = {name: array.shape for name, array in zip(names, inputs, strict=True)}
-        executable = compile_text(self._write(entry, shapes, end), self._device)
+        spare = spares_ynn(inputs[0].size, self._device)
+        text = self._write(entry, shapes, end, ynn=not spare)
+        executable = compile_text(text, self._device, WITHOUT_YNN if spare else None)
         device = self._device
 
         def step(weights: Arrays, states: Arrays, inputs: Sequence[Array]) -> Any:
@@ -65,13 +70,16 @@ class ModuleCompiler:
         return step
 
 
-def compile_text(text: str, device: jax.Device) -> Any:
-    """The executable of a StableHLO module."""
+def compile_text(text: str, device: jax.Device, options: dict[str, Any] | None = None) -> Any:
+    """The executable of a StableHLO module, ``options`` being XLA's own."""
     client = device.client
-    options = xla.get_compile_options(
-        num_replicas=1, num_partitions=1, device_assignment=np.array([[device.id]])
+    settings = xla.get_compile_options(
+        num_replicas=1,
+        num_partitions=1,
+        device_assignment=np.array([[device.id]]),
+        env_options_overrides=options,
     )
     with mlir.make_ir_context():
         module = ir.Module.parse(text)
         devices = _jax.DeviceList((device,))
-        return xla.compile_or_get_cached(client, module, np.array([device]), options, [], devices)
+        return xla.compile_or_get_cached(client, module, np.array([device]), settings, [], devices)

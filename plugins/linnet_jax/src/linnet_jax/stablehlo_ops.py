@@ -40,6 +40,7 @@ class Module:
 
     dtype: DType
     platform: str = "cpu"
+    ynn: bool = True
     lines: list[str] = field(default_factory=list)
     count: int = 0
 
@@ -150,6 +151,16 @@ class Module:
         types = ", ".join([x.type, *(index.type for index in at)])
         text = f"stablehlo.dynamic_slice {x.name}, {names}, sizes = [{_list(sizes)}]"
         return self.add(text, sizes, x.kind, f"({types}) -> {tensor(sizes, x.kind)}")
+
+    def bits(self, x: Operand) -> Operand:
+        """Floats of two bytes as integers where the platform is a CPU; others as they are."""
+        two = self.platform == "cpu" and x.kind in ("bf16", "f16")
+        return self.op("bitcast_convert", [x], x.shape, "ui16") if two else x
+
+    def floats(self, x: Operand) -> Operand:
+        """What ``bits`` was of."""
+        kind = self.kind(DType.FLOAT)
+        return self.op("bitcast_convert", [x], x.shape, kind) if x.kind == "ui16" else x
 
     def wide(self, x: Operand) -> Operand:
         """What a product is computed in: f32 on a CPU, whose dot has no other that is fast."""
@@ -332,17 +343,46 @@ def _linear(m: Module, xs: Sequence[Operand], _attrs: Attrs, shape: Shape) -> Op
     x, weight = xs[:2]
     rows, width = math.prod(x.shape[:-1]), x.shape[-1]
     if m.platform == "cpu" and weight.kind in ("bf16", "f16") and rows <= FEW:
-        flat, wide = m.wide(m.reshape(x, (rows, width))), m.wide(weight)
-        parts = []
+        flat, parts = m.wide(m.reshape(x, (rows, width))), []
         for row in range(rows):
             one = m.reshape(m.slice(flat, (row, 0), (row + 1, width)), (width,))
-            product = m.binary("multiply", m.spread(one, weight.shape), wide)
-            parts.append(m.reshape(m.reduce(product, "add", 1, 0), (1, weight.shape[0])))
+            parts.append(m.reshape(_row_product(m, one, weight), (1, weight.shape[0])))
         y = m.reshape(m.concat(parts, 0), shape)
     else:
         y = m.dot(x, weight, 0, (len(x.shape) - 1, 1), shape)
     y = m.convert(y, x.kind)
     return m.binary("add", y, xs[2]) if len(xs) > 2 else y
+
+
+def _row_product(m: Module, row: Operand, weight: Operand) -> Operand:
+    """A row f32 [K] times [N, K]: as ``helpers.row_product`` has it, which says why."""
+    size, width = weight.shape
+    if m.ynn:
+        return m.reduce(m.binary("multiply", row, m.wide(weight)), "add", 1, 0)
+    if weight.kind == "bf16" and width % 2 == 0:
+        half = (size, width // 2)
+        words = m.op("bitcast_convert", [m.reshape(weight, (*half, 2))], half, "ui32")
+        low = m.binary("shift_left", words, m.number(16, "ui32"))
+        high = m.binary("and", words, m.number(0xFFFF0000, "ui32"))
+        pairs = m.reshape(row, (width // 2, 2))
+        products = [
+            m.binary(
+                "multiply",
+                m.op("bitcast_convert", [bits], half, "f32"),
+                m.reshape(m.slice(pairs, (0, i), (width // 2, i + 1)), (width // 2,)),
+            )
+            for i, bits in enumerate((low, high))
+        ]
+        total = m.binary("add", *products)
+    else:
+        total = m.binary("multiply", row, m.wide(weight))
+    while (length := total.shape[-1]) > 1:
+        block = max((d for d in range(2, 33) if length % d == 0), default=length)
+        total = m.reshape(total, (size, length // block, block))
+        total = m.reduce(total, "add", 2, 0)
+        if length > block:
+            total = m.op("optimization_barrier", [total], total.shape, total.kind)
+    return m.reshape(total, (size,))
 
 
 def _gather(m: Module, xs: Sequence[Operand], attrs: Attrs, shape: Shape) -> Operand:
@@ -355,7 +395,10 @@ def _gather(m: Module, xs: Sequence[Operand], attrs: Attrs, shape: Shape) -> Ope
 
 def _rows(m: Module, x: Operand, at: Operand, shape: Shape, sizes: Shape) -> Operand:
     """Slices of x that start at the index vectors of ``at``; as many first axes collapse."""
-    count, ids = at.shape[-1], len(at.shape) - 1
+    count, ids, kind = at.shape[-1], len(at.shape) - 1, x.kind
+    if m.platform == "cpu" and kind in ("bf16", "f16"):
+        # XLA's CPU widens floats of two bytes, all of x, to gather from them; not integers.
+        x = m.op("bitcast_convert", [x], x.shape, "ui16")
     offsets = range(ids, len(shape))
     numbers = (
         f"offset_dims = [{_list(offsets)}], collapsed_slice_dims = [{_list(range(count))}], "
@@ -365,7 +408,8 @@ def _rows(m: Module, x: Operand, at: Operand, shape: Shape, sizes: Shape) -> Ope
         f'"stablehlo.gather"({x.name}, {at.name}) <{{dimension_numbers = #stablehlo.gather<'
         f"{numbers}>, indices_are_sorted = false, slice_sizes = array<i64: {_list(sizes)}>}}>"
     )
-    return m.add(text, shape, x.kind, f"({x.type}, {at.type}) -> {tensor(shape, x.kind)}")
+    y = m.add(text, shape, x.kind, f"({x.type}, {at.type}) -> {tensor(shape, x.kind)}")
+    return m.floats(y) if y.kind != kind else y
 
 
 SPECIAL: Mapping[str, Lowering] = {
@@ -400,7 +444,11 @@ def _scalar(m: Module, x: Operand, index: int) -> Operand:
 
 
 def read(m: Module, state: Operand, end: int, rows: Operand | None = None) -> Operand:
-    """The first ``end`` positions of the given rows, or of all."""
+    """The first ``end`` positions of the given rows, or of all, as floats."""
+    return m.floats(_stretch(m, state, end, rows))
+
+
+def _stretch(m: Module, state: Operand, end: int, rows: Operand | None) -> Operand:
     rest = state.shape[2:]
     if rows is None:
         return m.slice(state, [0] * len(state.shape), (state.shape[0], end, *rest))
@@ -425,6 +473,8 @@ def write(
     rows: Operand | None = None,
 ) -> Operand:
     """The state with the first lengths[b] of x from starts[b] on, in row rows[b] or b."""
+    if state.kind == "ui16":
+        x = m.bits(x)
     if x.shape[0] > FEW:
         return _scatter(m, state, x, starts, lengths, rows)
     size, rest, context = x.shape[1], x.shape[2:], state.shape[1]

@@ -1,26 +1,42 @@
 """From a bound model's parameters to JAX arrays on a device, one at a time."""
 
+from collections.abc import Mapping
+
 import jax
 import numpy as np
 
 from linnet.errors import CheckpointError
+from linnet.spec.program import Program
 from linnet.spec.types import DType
-from linnet.weights.binding import BoundModel
+from linnet.weights.binding import BoundParameter
 from linnet.weights.checkpoint import Array
 from linnet.weights.dtypes import cast
 
 
-def read_weights(model: BoundModel, dtype: DType, device: jax.Device) -> dict[str, jax.Array]:
-    """Every stored parameter by path; a tied one is not among them.
+def read_weights(
+    program: Program,
+    parameters: Mapping[str, BoundParameter],
+    dtype: DType,
+    device: jax.Device,
+) -> dict[str, jax.Array]:
+    """Every stored parameter of the program by path; a tied one is not among them.
 
     Raises CheckpointError for values that the dtype cannot hold, and for NaN or infinity.
     """
     arrays = {}
-    for path, parameter in model.parameters.items():
-        values = cast(parameter.read(), dtype, path)
-        _check_finite(values, path)
-        arrays[path] = jax.device_put(values, device)
+    for parameter in program.parameters:
+        if parameter.tied_to is None:
+            paths = parameter.parts or (parameter.path,)
+            parts = [_read(parameters[path], dtype) for path in paths]
+            whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            arrays[parameter.path] = jax.device_put(whole, device)
     return arrays
+
+
+def _read(parameter: BoundParameter, dtype: DType) -> Array:
+    values = cast(parameter.read(), dtype, parameter.path)
+    _check_finite(values, parameter.path)
+    return values
 
 
 def _check_finite(values: Array, path: str) -> None:

@@ -27,6 +27,7 @@ from torch.export import Dim
 from linnet.errors import UnavailableError
 from linnet.spec.passes.join import join_linears
 from linnet.spec.passes.select import select_entries
+from linnet.spec.paths import attribute
 from linnet.spec.program import Function, Program
 from linnet.weights.binding import BoundModel
 from linnet.weights.checkpoint import Array
@@ -35,7 +36,6 @@ from linnet_torch.compiled import Graph, Replay, compile_graph
 from linnet_torch.generated import load_module
 from linnet_torch.helpers import sample
 from linnet_torch.lowerings import CPU_PROMPT, CPU_STEP, CPU_STEP_MANY, PLAIN, Lowering
-from linnet_torch.naming import attribute
 from linnet_torch.session import TorchSession, at
 from linnet_torch.source import Source, generate
 from linnet_torch.weights import DTYPES

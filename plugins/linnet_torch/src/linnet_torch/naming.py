@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from linnet.spec.paths import attribute
 from linnet.spec.program import Function, Node, Value
 from linnet.spec.types import DType
 from linnet_torch.lower import STATE_OPS
@@ -40,18 +41,6 @@ OPERANDS = {
     "attend": ("q", "k", "v", "visible"),
 }
 """What an op's operands are called, if they have no better name."""
-
-
-def attribute(path: str) -> str:
-    """A path as attributes: ``q_proj+k_proj+v_proj.weight`` is ``qkv_proj.weight``."""
-    return ".".join(_joined(name) if "+" in name else name for name in path.split("."))
-
-
-def _joined(name: str) -> str:
-    stems = [part.removesuffix("_proj") for part in name.split("+")]
-    alike = all(part.endswith("_proj") for part in name.split("+"))
-    between = "" if all(len(stem) == 1 for stem in stems) else "_"
-    return between.join(stems) + "_proj" * alike
 
 
 class Naming:

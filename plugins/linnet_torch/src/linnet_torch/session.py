@@ -16,12 +16,12 @@ import torch
 from linnet.errors import UnavailableError
 from linnet.plugins.interfaces import Granted
 from linnet.runtime.requests import check_inputs
+from linnet.spec.paths import attribute
 from linnet.spec.program import Program
 from linnet.spec.types import DType
 from linnet.weights.binding import BoundModel
 from linnet.weights.checkpoint import Array
 from linnet_torch.generated import load_module
-from linnet_torch.naming import attribute
 from linnet_torch.source import Source
 from linnet_torch.weights import DTYPES, read_weights
 

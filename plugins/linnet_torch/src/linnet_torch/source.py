@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from linnet.spec.ops import CALLS
+from linnet.spec.paths import joins, loops
 from linnet.spec.program import Function, Program, Value
 from linnet.spec.program import State as StateSpec
 from linnet.spec.types import DType
 from linnet_torch.layout import WIDTH, wrap
 from linnet_torch.lower import OPAQUE, STATE_OPS, lower, opaque_kind
 from linnet_torch.lowerings import PLAIN, Lowering
-from linnet_torch.naming import attribute
 from linnet_torch.ops import CLAIMED
 from linnet_torch.writer import Needs, Requests, Writer, place, shape_text
 
@@ -257,20 +257,13 @@ def _constants(constants: Mapping[tuple[float, ...], str]) -> str:
 
 def _weights(program: Program) -> str:
     tied = {p.path: p.tied_to for p in program.parameters if p.tied_to is not None}
-    joined = {p.path: p.parts for p in program.parameters if p.parts}
+    joined = [p.path for p in program.parameters if p.parts]
     lines = ["def weights(tensors: dict[str, Tensor]) -> Tree:"]
     lines.append('    """The tree of weights, of tensors by their names in the checkpoint."""')
     if tied or joined:
         lines.append("    flat = dict(tensors)")
-    for loop, key, depth in _paths(list(joined)):
-        lines += loop
-        pattern = key.strip('f"')
-        local = pattern.rpartition(".")[2]
-        owner, _, whole = pattern.removesuffix(f".{local}").rpartition(".")
-        names = ", ".join(f'"{part}.{local}"' for part in whole.split("+"))
-        at = f'f"{owner}"' if key.startswith("f") else f'"{owner}"'
-        target = f'"{attribute(whole)}.{local}"'
-        lines += wrap(f"{'    ' * depth}join(flat, {at}, ({names}), {target})")
+    for loop, call, depth in joins(joined):
+        lines += [*loop, *wrap("    " * depth + call)]
     lines += [f'    flat["{path}"] = flat["{other}"]' for path, other in tied.items()]
     lines.append(f"    return nest({'flat' if tied or joined else 'tensors'})")
     return "\n".join(lines)
@@ -289,41 +282,10 @@ def _caches(states: Sequence[StateSpec]) -> str:
     lines.append("    flat = {}")
     for shape, paths in groups.items():
         sizes = ", ".join(["rows", "positions + 1", *map(str, shape)])
-        for loop, key, depth in _paths(paths):
+        for loop, key, depth in loops(paths):
             lines += loop
             lines += wrap(f"{'    ' * depth}flat[{key}] = empty({sizes})")
     return "\n".join([*lines, "    return nest(flat)"])
-
-
-def _pattern(path: str) -> str:
-    """``layers.{i}.norm.weight`` for ``layers.0.norm.weight``."""
-    parts = path.split(".")
-    first = next((i for i, part in enumerate(parts) if part.isdecimal()), None)
-    if first is not None:
-        parts[first] = "{i}"
-    return ".".join(parts)
-
-
-def _paths(paths: Sequence[str]) -> Iterator[tuple[list[str], str, int]]:
-    """Lines that loop over alike paths, the key in them, and how far they are indented."""
-    patterns: dict[str, list[int]] = {}
-    for path in paths:
-        numbers = [int(part) for part in path.split(".") if part.isdecimal()]
-        patterns.setdefault(_pattern(path), []).extend(numbers[:1])
-    by_range: dict[tuple[int, ...], list[str]] = {}
-    for pattern, numbers in patterns.items():
-        by_range.setdefault(tuple(numbers), []).append(pattern)
-    for indices, group in by_range.items():
-        if not indices:
-            for pattern in group:
-                yield [], f'"{pattern}"', 1
-            continue
-        count = len(indices)
-        turns = f"range({count})" if indices == tuple(range(count)) else repr(indices)
-        loop = [f"    for i in {turns}:"]
-        for pattern in group:
-            yield loop, f'f"{pattern}"', 2
-            loop = []
 
 
 # --- helpers ----------------------------------------------------------------------------------
