@@ -13,11 +13,13 @@ import onnxruntime as ort
 import pytest
 
 from linnet.errors import CheckpointError, UnavailableError
+from linnet.models.llama import Llama
 from linnet.plugins.benchmark import Job, Workload
 from linnet.plugins.interfaces import Granted, LoadOptions
 from linnet.reference.backend import ReferenceBackend
 from linnet.spec.types import DType
 from linnet.testing.backends import bind, ints, tokens_of
+from linnet.testing.fixtures import f0_config, random_checkpoint
 from linnet.weights.binding import BoundModel
 from linnet.weights.checkpoint import Array
 from linnet_onnx import tensorrt
@@ -250,7 +252,9 @@ def test_a_damaged_weight_is_refused(f0: BoundModel) -> None:
     path = "model.norm.weight"
     bound = f0.parameters[path]
     model = replace(f0, parameters={**f0.parameters, path: replace(bound, read=damaged)})
-    with pytest.raises(CheckpointError, match=r"model\.norm\.weight has values that are not fin"):
+    with pytest.raises(
+        CheckpointError, match=r"model\.norm\.weight has 1 of 48 values that are not fin"
+    ):
         load(model)
 
 
@@ -288,6 +292,21 @@ def test_weights_in_blocks_are_near_the_model(dtype: str, most: float, f0: Bound
     assert 0 < np.abs(whole - expected).max() < most
     last = extend(session, tokens, ints(0))
     np.testing.assert_allclose(last, whole[:, -1], atol=0.1 * most, rtol=0)
+
+
+def test_the_head_is_int8_by_what_it_is() -> None:
+    """The feed-forward's joined product has as many rows as the vocabulary here, and stays int4."""
+    model = Llama().bind(random_checkpoint(f0_config(intermediate_size=68), seed=0))
+    graph = Graphs(model, "int4", "fast", CONTEXT).step().graph
+    bits = {
+        (node.inputs[1].name, node.attributes["N"].as_int()): node.attributes["bits"].as_int()
+        for node in graph.nodes
+        if node.op_type == "MatMulNBits" and node.inputs[1] is not None
+    }
+    head = ("lm_head.weight.int8", model.vocab)
+    assert bits.pop(head) == 8
+    assert set(bits.values()) == {4}
+    assert model.vocab in {rows for _, rows in bits}
 
 
 def test_blocks_are_not_exact(f0: BoundModel) -> None:

@@ -53,15 +53,15 @@ def _pairs(codes: Array) -> Array:
     return np.ascontiguousarray(codes[..., 0::2] | (codes[..., 1::2] << 4))
 
 
-def product(encoding: str, vocab: int) -> Special:
-    """The lowering of ``linear`` with its weight in blocks; a head has ``vocab`` rows."""
+def product(encoding: str, head: str | None) -> Special:
+    """The lowering of ``linear`` with its weight in blocks; ``head`` is the head's name."""
 
     def linear(w: Writer, node: Node, xs: Sequence[ir.Value]) -> Sequence[ir.Value]:
         x, weight, *bias = xs
         path = weight.name or ""
         g, result = w.graph, node.outputs[0].type
         n, k = (int(d) for d in node.inputs[1].type.shape)
-        bits = 8 if n == vocab else BITS[encoding]
+        bits = 8 if path == head else BITS[encoding]
         parts = _stored(path, n, k, bits, lambda: w.weights.f32(path))
         operands = [x, *(g.weight(part) for part in parts)]
         y = g.op(

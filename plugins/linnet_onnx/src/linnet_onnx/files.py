@@ -6,10 +6,13 @@ has it (a norm's scale less one, a matrix in blocks) lies beside it in ``graph.s
 """
 
 import json
+import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import onnx
@@ -18,10 +21,12 @@ import onnx_ir as ir
 from linnet.spec.program import Program
 from linnet.spec.types import DType
 from linnet.weights.binding import BoundModel, stored_tensors
+from linnet.weights.checkpoint import Array
 from linnet.weights.dtypes import cast
 from linnet.weights.mapped import OneAtATime
 from linnet.weights.safetensors import SINGLE, Entry, write_file, write_text
 from linnet_onnx.graph import KINDS, Graph, Stored
+from linnet_onnx.weights import finite
 
 OWN = "graph.safetensors"
 TYPES = {kind: dtype for dtype, kind in KINDS.items() if dtype is not DType.U32}
@@ -39,7 +44,8 @@ class Place:
 def write_checkpoint(model: BoundModel, program: Program, dtype: DType, folder: Path) -> set[str]:
     """Write ``model.safetensors``; the paths of parameters that graphs may read from it.
 
-    What a pass has joined lies in it one after the other, in the order of ``program``.
+    What a pass has joined lies in it one after the other, in the order of ``program``. Raises
+    CheckpointError for values that are not finite, or would not be in ``dtype``.
     """
     stream, stored = OneAtATime(), stored_tensors(model)
     order = [path for p in program.parameters for path in p.parts or (p.path,)]
@@ -49,7 +55,12 @@ def write_checkpoint(model: BoundModel, program: Program, dtype: DType, folder: 
         tensor, parameter = stored[path], model.parameters[path]
         read = stream.reading(tensor.read)
         entries.append(
-            Entry(path, dtype, tensor.shape, lambda r=read, p=path: cast(r(), dtype, p))  # type: ignore[misc]
+            Entry(
+                path,
+                dtype,
+                tensor.shape,
+                lambda r=read, p=path: finite(cast(r(), dtype, p), p),  # type: ignore[misc]
+            )
         )
         if tensor.read is parameter.read or np.array_equal(tensor.read(), parameter.read()):
             same.add(path)
@@ -59,10 +70,29 @@ def write_checkpoint(model: BoundModel, program: Program, dtype: DType, folder: 
 
 
 def write_own(stored: Sequence[Stored], folder: Path) -> None:
-    """Write what is not in the checkpoint as graphs read it, if there is any."""
-    entries = [Entry(s.name, TYPES[s.kind], s.shape, s.read) for s in stored]
-    if entries:
+    """Write what is not in the checkpoint as graphs read it, if there is any.
+
+    Each is read once, in the order given, and lies in a file meanwhile: codes, scales and zeros of
+    a matrix come from one encoding, and the final file has them apart.
+    """
+    if not stored:
+        return
+    with tempfile.TemporaryFile(dir=folder) as spool:
+        entries = []
+        for s in stored:
+            start = spool.tell()
+            values = np.ascontiguousarray(s.read())
+            spool.write(values.reshape(-1).view(np.uint8).data)
+            read = partial(_again, spool, start, values.dtype, s.shape)
+            entries.append(Entry(s.name, TYPES[s.kind], s.shape, read))
+            del values
         write_file(folder / OWN, entries)
+
+
+def _again(spool: IO[bytes], start: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    spool.seek(start)
+    data = spool.read(math.prod(shape) * dtype.itemsize)
+    return np.frombuffer(data, dtype).reshape(shape)
 
 
 def places(folder: Path) -> dict[str, Place]:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from linnet.spec.passes.expand import expand_function
-from linnet.spec.program import Node, Program
+from linnet.spec.program import Function, Node, Program
 from linnet.spec.types import DType
 from linnet_onnx.fuse import fuse
 from linnet_onnx.graph import MICROSOFT, Graph, dims
@@ -20,6 +20,8 @@ from linnet_onnx.writer import Special, Writer
 FUSED = frozenset({"linear", "softmax", "sigmoid", "swiglu", "rms_norm", "gelu"})
 OPSET = 23
 """The first with RMSNormalization."""
+PADDED = "P"
+"""Tokens of a row as they are given; ``S`` of them, the longest row's, are computed."""
 KEPT = FUSED | {"attention", "rope", "rope_table"}
 
 
@@ -46,8 +48,30 @@ def write_step(
     }  # fmt: skip
     attention = _Attention(context)
     special = {**SPECIAL, "linear": product, "cached_attention": attention.write}
-    writer = Writer(program, weights, dtype, special, OPSET)
+    writer = _StepWriter(program, weights, dtype, special, OPSET)
     return Step(writer.write(function, caches), refused)
+
+
+class _StepWriter(Writer):
+    """Cuts ``tokens[B, P]`` to the longest row: the attention kernel takes its queries, as many as
+    there are, for the last positions in use.
+    """
+
+    def inputs(self, function: Function) -> list[ir.Value]:
+        """Tokens as cut, starts and lengths."""
+        g, i32 = self.graph, ir.DataType.INT32
+        tokens, starts, lengths = function.inputs
+        batch, size = tokens.type.shape
+        padded = g.input(tokens.name, i32, (batch, PADDED))
+        others = [g.input(value.name, i32, value.type.shape) for value in (starts, lengths)]
+        bounds = (g.constant(0, i32, (1,)), _most(g, others[1]), g.constant(1, i32, (1,)))
+        cut = g.op("Slice", [padded, *bounds], i32, (batch, size))
+        g.sized(cut)
+        return [cut, *others]
+
+
+def _most(g: Graph, x: ir.Value) -> ir.Value:
+    return g.op("ReduceMax", [x], ir.DataType.INT32, (1,), keepdims=1)
 
 
 class _Attention:
@@ -102,12 +126,17 @@ class _Attention:
 
 
 def _lengths(g: Graph, starts: ir.Value, lengths: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """How many positions of each row are in use, less one; and the most of all rows."""
+    """How many positions of each row are in use, less one; and the most of all rows.
+
+    The kernel takes as many as there are tokens for a prompt's beginning, in every row. What it
+    cannot do is several tokens of several rows, of which one goes on: there the sum of the largest
+    start and length is more, and it says so.
+    """
     i32 = ir.DataType.INT32
     batch = dims(starts)
     used = g.op("Add", [starts, lengths], i32, batch)
     last = g.op("Sub", [used, g.constant(1, i32, ())], i32, batch)
-    return last, g.op("ReduceMax", [used], i32, (), keepdims=0)
+    return last, g.op("Add", [_most(g, starts), _most(g, lengths)], i32, (1,))
 
 
 def _tables(g: Graph, rotary: Rotary, context: int) -> tuple[ir.Value, ir.Value]:

@@ -79,10 +79,14 @@ class Graph:
         """An input of the graph; its symbolic sizes are known from now on."""
         value = ir.Value(name=name, type=ir.TensorType(kind), shape=ir.Shape(shape))
         self.inputs.append(value)
-        for axis, size in enumerate(shape):
+        self.sized(value)
+        return value
+
+    def sized(self, value: ir.Value) -> None:
+        """Symbolic sizes that are not known yet are this value's from now on."""
+        for axis, size in enumerate(dims(value)):
             if isinstance(size, str):
                 self._where.setdefault(size, (value, axis))
-        return value
 
     def output(self, name: str, value: ir.Value) -> None:
         """Give a value out under a name."""

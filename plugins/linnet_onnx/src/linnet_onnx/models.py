@@ -9,9 +9,9 @@ from linnet_onnx import ops
 from linnet_onnx.blocks import BITS, product
 from linnet_onnx.fused import Step, linear, write_step
 from linnet_onnx.graph import Graph
-from linnet_onnx.step import sample_function, step_function, step_program
+from linnet_onnx.step import head_path, sample_function, step_function, step_program
 from linnet_onnx.weights import Weights
-from linnet_onnx.writer import Writer
+from linnet_onnx.writer import Special, Writer
 
 
 class Graphs:
@@ -24,9 +24,12 @@ class Graphs:
         self._model, self._context = model, context
         self._exact = numerics == "exact"
         self._dtype = DType.F32 if dtype in BITS else DType(dtype)
-        self._product = product(dtype, model.vocab) if dtype in BITS else linear
         self._program = step_program(model.program)
         self._weights = Weights(self._program, model.parameters, self._dtype)
+        self._product: Special = linear
+        if dtype in BITS:
+            head = head_path(step_function(self._program))
+            self._product = product(dtype, head and self._weights.resolve(head).path)
 
     def step(self) -> Step:
         """Prompt and step in one."""

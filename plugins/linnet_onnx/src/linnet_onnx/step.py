@@ -13,6 +13,9 @@ from linnet.spec.passes.join import join_linears
 from linnet.spec.program import Function, Node, Program, Value
 from linnet.spec.types import DType, TensorType
 
+AFTER_HEAD = frozenset({"cast", "reshape", "broadcast", "mul", "div", "tanh"})
+"""What may lie between the head's product and the logits."""
+
 
 def step_program(program: Program, *others: str) -> Program:
     """The program with sibling products joined and ``step`` and ``others`` as its entries.
@@ -43,6 +46,19 @@ def step_function(program: Program) -> Function:
     ]
     inputs = tuple(value for value in function.inputs if value is not rows)
     return dataclasses.replace(function, inputs=inputs, body=tuple(body))
+
+
+def head_path(function: Function) -> str | None:
+    """The parameter whose product the logits of a step are; None where they are not one."""
+    made = {value: node for node in function.body for value in node.outputs}
+    node = made[function.outputs[-1]]
+    while node.op != "linear":
+        if node.op not in AFTER_HEAD:
+            return None
+        # What scales or bounds logits has constants beside them.
+        node = next(made[value] for value in node.inputs if made[value].op != "constant")
+    weight = made[node.inputs[1]]
+    return str(weight.attrs["path"]) if weight.op == "parameter" else None
 
 
 def sample_function(program: Program) -> Function:

@@ -12,6 +12,8 @@ from linnet.weights.checkpoint import Array
 from linnet.weights.dtypes import cast
 from linnet_onnx.graph import KINDS, Stored
 
+CHUNK = 1 << 20
+
 
 class Weights:
     """What each parameter of a program is in the file; a tied one is the one it is tied to."""
@@ -43,9 +45,19 @@ class Weights:
             for path in parameter.parts or (parameter.path,)
         ]
         values = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        if not np.isfinite(values.astype(np.float32, copy=False)).all():
-            raise CheckpointError(
-                f"{parameter.path} has values that are not finite: the checkpoint is damaged; "
-                "fetch it again"
-            )
-        return np.ascontiguousarray(values)
+        return np.ascontiguousarray(finite(values, parameter.path))
+
+
+def finite(values: Array, name: str) -> Array:
+    """The same values. Raises CheckpointError, with how many they are, for NaN and infinity."""
+    flat = values.reshape(-1)
+    wrong = 0
+    for start in range(0, flat.size, CHUNK):
+        part = flat[start : start + CHUNK]
+        wrong += int((~np.isfinite(part.astype(np.float32, copy=False))).sum())
+    if wrong:
+        raise CheckpointError(
+            f"{name} has {wrong} of {flat.size} values that are not finite: the checkpoint is "
+            "damaged; fetch it again"
+        )
+    return values

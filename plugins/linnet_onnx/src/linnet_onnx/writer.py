@@ -59,9 +59,8 @@ class Writer:
         program has them.
         """
         g = self.graph
-        for value in function.inputs:
-            kind = g.kind(value.type.dtype)
-            self._values[value.index] = g.input(value.name, kind, value.type.shape)
+        for value, given in zip(function.inputs, self.inputs(function), strict=True):
+            self._values[value.index] = given
         used = {n.attrs[key] for n in function.body for key in STATE_ATTRS if key in n.attrs}
         first = function.inputs[0].type.shape[0]
         for state in self.program.states:
@@ -80,6 +79,13 @@ class Writer:
         for path, state_value in self.states.items():
             g.output(state_names(path)[1], state_value)
         return g
+
+    def inputs(self, function: Function) -> list[ir.Value]:
+        """The function's inputs as the graph's."""
+        return [
+            self.graph.input(value.name, self.graph.kind(value.type.dtype), value.type.shape)
+            for value in function.inputs
+        ]
 
     def _node(self, node: Node) -> None:
         xs = [self._values[value.index] for value in node.inputs]
