@@ -1,5 +1,7 @@
 """What crosses formats: HF to GGUF to HF and GGUF to HF to GGUF, to the bit, and twice."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,42 @@ def test_tensors_of_a_padded_vocabulary_survive(tmp_path: Path) -> None:
     assert len(Tokenizer(back.checkpoint.text, back.checkpoint.config).vocabulary) == 131
     embedding = back.parameters["model.embed_tokens.weight"].read()
     assert np.array_equal(embedding, model.parameters["model.embed_tokens.weight"].read())
+
+
+@pytest.mark.parametrize("source", ["hf", "gguf"])
+@pytest.mark.parametrize("exporter", ["hf", "gguf"])
+def test_an_export_imports_no_framework(exporter: str, source: str, tmp_path: Path) -> None:
+    """Nor ``ml_dtypes``, which takes a second: f32, as blocks are decoded, is written as bf16."""
+    exporting = {"hf": linnet.hf, "gguf": linnet.gguf}
+    exporting[source].export(f0(DType.F32), tmp_path / "in")
+    code = (
+        "import sys; from pathlib import Path\n"
+        "import linnet; from linnet.runtime.load import bind\n"
+        f"linnet.{exporter}.export(bind(Path(sys.argv[1])), Path(sys.argv[2]), dtype='bf16')\n"
+        "heavy = {'torch', 'transformers', 'jax', 'onnxruntime', 'ml_dtypes'}\n"
+        "sys.exit(', '.join(heavy & sys.modules.keys()) or 0)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "in"), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert bind(tmp_path / "out").parameters["model.embed_tokens.weight"].dtype is DType.BF16
+
+
+def _around(source: BoundModel, folder: Path) -> None:
+    """GGUF to HF to GGUF, twice: the same file to the byte each time."""
+    first = linnet.gguf.export(source, folder / "gguf", name="x").folder
+    for turn in ("one", "two"):
+        linnet.hf.export(bind(first), folder / f"hf {turn}")
+        again = linnet.gguf.export(bind(folder / f"hf {turn}"), folder / f"gguf {turn}", name="x")
+        assert files(again.folder) == files(folder / "gguf")
+        first = again.folder
+    assert files(folder / "hf one") == files(folder / "hf two")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.F16])
+def test_from_gguf_to_hf_and_back(variant: str, dtype: DType, tmp_path: Path) -> None:
+    _around(f0(dtype, **VARIANTS[variant]), tmp_path)
 
 
 def test_the_real_model_survives(smollm2_path: Path, tmp_path: Path) -> None:

@@ -93,6 +93,22 @@ def test_from_hf_to_gguf_and_back(name: str, dtype: str, tmp_path: Path) -> None
     assert files(tmp_path / "back") == files(tmp_path / "back2")
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", WRITTEN)
+def test_from_gguf_to_hf_and_back(name: str, dtype: str, tmp_path: Path) -> None:
+    """The file comes back to the byte, and so it does the second time."""
+    saved(name, tmp_path / "source", dtype)
+    first = linnet.gguf.export(bind(tmp_path / "source"), tmp_path / "gguf", name="x").folder
+    wanted = files(first)
+    for turn in ("one", "two"):
+        linnet.hf.export(bind(first), tmp_path / f"hf {turn}")
+        first = linnet.gguf.export(
+            bind(tmp_path / f"hf {turn}"), tmp_path / f"gguf {turn}", name="x"
+        ).folder
+        assert files(first) == wanted
+    assert files(tmp_path / "hf one") == files(tmp_path / "hf two")
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_llamacpp_computes_otherwise_is_refused(name: str, tmp_path: Path) -> None:
     saved(name, tmp_path / "hf")

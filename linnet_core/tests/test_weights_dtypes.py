@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from linnet.errors import CheckpointError
 from linnet.spec.types import DType
 from linnet.weights.checkpoint import Array
-from linnet.weights.dtypes import cast, dtype_of, numpy_dtype
+from linnet.weights.dtypes import cast, cast_bytes, dtype_of, numpy_dtype
 
 STORED = [dtype for dtype in DType if dtype is not DType.FLOAT]
 ALL_BITS = np.arange(1 << 16, dtype=np.uint16)
@@ -172,3 +172,12 @@ def test_rounding_to_bf16_is_that_of_ml_dtypes() -> None:
     for some in (values, values[:0], values[:7]):
         expected = some.astype(ml_dtypes.bfloat16).view(np.uint16)
         assert np.array_equal(cast(some, DType.BF16, "w").view(np.uint16), expected)
+
+
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, DType.F32])
+@pytest.mark.parametrize("values", [[1.5, -2.25, 3e-5, 0.1], [1.5, np.inf, np.nan, -np.inf], []])
+def test_the_bytes_are_those_of_the_cast(values: list[float], dtype: DType) -> None:
+    stored = np.array(values, np.float32).reshape(2, -1)
+    assert cast_bytes(stored, dtype, "w").tobytes() == cast(stored, dtype, "w").tobytes()
+    with pytest.raises(CheckpointError, match="1 of 2 values do not fit f16"):
+        cast_bytes(np.array([1, 1e9], np.float32), DType.F16, "w")

@@ -441,6 +441,9 @@ def test_writing_refuses(tmp_path: Path) -> None:
     wrong = Entry("w", DType.BF16, (4,), lambda: draw("w", 4))
     with pytest.raises(CheckpointError, match=r"announced as bf16\[4\] but is float32\[4\]"):
         write_file(path, [wrong])
+    wrong = Entry("w", DType.BF16, (4,), lambda: draw("w", 4), DType.F16)
+    with pytest.raises(CheckpointError, match=r"announced as f16\[4\] but is float32\[4\]"):
+        write_file(path, [wrong])
     with pytest.raises(CheckpointError, match="cannot be written: No such file"):
         write_file(tmp_path / "none" / "x.safetensors", [])
     assert not list(tmp_path.iterdir())

@@ -63,19 +63,35 @@ def cast(array: Array, dtype: DType, name: str) -> Array:
     Raises CheckpointError, naming the tensor and how many values, if finite values would become
     infinite: a model with such weights is not the model that was asked for.
     """
-    source = dtype_of(array.dtype)
-    if source is dtype:
+    if dtype_of(array.dtype) is dtype:
         return array
+    return _cast(array, dtype, name).view(numpy_dtype(dtype)).reshape(array.shape)
+
+
+def cast_bytes(array: Array, dtype: DType, name: str) -> Array:
+    """The bytes, u8 ``[nbytes]``, of what ``cast`` gives: for who writes them and no more.
+
+    Finite f32 becomes bf16 without ``ml_dtypes``. Raises CheckpointError as ``cast`` does.
+    """
+    same = dtype_of(array.dtype) is dtype
+    values = np.ascontiguousarray(array).reshape(-1) if same else _cast(array, dtype, name)
+    return values.view(np.uint8)
+
+
+def _cast(array: Array, dtype: DType, name: str) -> Array:
+    """Another dtype's values, flat; bf16 as its bits, u16."""
+    source = dtype_of(array.dtype)
     if not dtype.is_float:
         raise CheckpointError(f"{name}: {source} is not cast to {dtype}: weights are floats")
     flat = np.ascontiguousarray(array).reshape(-1)
-    result = np.empty(flat.shape, numpy_dtype(dtype))
+    result = np.empty(flat.shape, np.uint16 if dtype is DType.BF16 else numpy_dtype(dtype))
     may_overflow = _largest(source) > _largest(dtype)
     lost, infinite, largest = 0, 0, 0.0
     for start in range(0, flat.size, _CHUNK):
         before, after = flat[start : start + _CHUNK], result[start : start + _CHUNK]
         if dtype is DType.BF16 and source is DType.F32 and _round_to_bf16(before, after):
             continue
+        after = after.view(numpy_dtype(dtype))
         with np.errstate(over="ignore", invalid="ignore"):
             after[:] = before
         if may_overflow and not np.isfinite(after).all():
@@ -91,11 +107,11 @@ def cast(array: Array, dtype: DType, name: str) -> Array:
             f"{name}: {lost} of {flat.size} values do not fit {dtype} (the largest is "
             f"{largest:g}, stored as {source}){already}; load it as {' or '.join(fits[:2])}"
         )
-    return result.reshape(array.shape)
+    return result
 
 
 def _round_to_bf16(before: Array, after: Array) -> bool:
-    """Round f32 to the nearest bf16, ties to even, by the bits: twice as fast as ml_dtypes.
+    """Round f32 to the bits of the nearest bf16, ties to even: twice as fast as ml_dtypes.
 
     False, with nothing done, where a value is not finite or may become so.
     """
@@ -107,7 +123,7 @@ def _round_to_bf16(before: Array, after: Array) -> bool:
         rounded += bits
         rounded += 0x7FFF
         rounded >>= 16
-        after[start : start + _IN_CACHE].view(np.uint16)[:] = rounded
+        after[start : start + _IN_CACHE] = rounded
     return True
 
 

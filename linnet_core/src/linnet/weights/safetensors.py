@@ -19,7 +19,7 @@ import numpy as np
 from linnet.errors import CheckpointError
 from linnet.spec.types import DType
 from linnet.weights.checkpoint import Array, StoredTensor
-from linnet.weights.dtypes import dtype_of, numpy_dtype
+from linnet.weights.dtypes import cast_bytes, dtype_of, numpy_dtype
 from linnet.weights.paths import replacing, settle
 from linnet.weights.strict_json import loads
 
@@ -54,6 +54,8 @@ class Entry(NamedTuple):
     dtype: DType
     shape: tuple[int, ...]
     read: Callable[[], Array]
+    source: DType | None = None
+    """What ``read`` gives, where it is to be cast to ``dtype`` as it is written."""
 
     @property
     def nbytes(self) -> int:
@@ -252,12 +254,13 @@ def _write(
 
 def _write_values(file: BinaryIO, entry: Entry) -> None:
     values = entry.read()
-    if values.shape != entry.shape or dtype_of(values.dtype) is not entry.dtype:
+    announced = entry.source or entry.dtype
+    if values.shape != entry.shape or dtype_of(values.dtype) is not announced:
         raise CheckpointError(
-            f"{entry.name} was announced as {entry.dtype}{list(entry.shape)} but is "
+            f"{entry.name} was announced as {announced}{list(entry.shape)} but is "
             f"{values.dtype}{list(values.shape)}"
         )
-    file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+    file.write(cast_bytes(values, entry.dtype, entry.name).data)
 
 
 def write_sharded(

@@ -6,7 +6,6 @@ from typing import Any
 
 from linnet.errors import UnavailableError
 from linnet.plugins.interfaces import Artifact
-from linnet.runtime.tokenizer import Tokenizer
 from linnet.spec.types import DType
 from linnet.verification.engine import Engine, verifier
 from linnet.verification.verify import Bound, save, verify
@@ -91,7 +90,9 @@ class GGUFExporter:
         with new_folder(folder) as beside:
             write_gguf(beside / file, name, metadata, tensors)
             stream.close()
-            content, note = _modelfile(model, file, text.metadata)
+            generation = model.checkpoint.text.generation_config or {}
+            adds_bos = text.metadata.get(f"{PREFIX}add_bos_token") is True
+            content, note = modelfile(file, text.tokenizer, generation, adds_bos=adds_bos)
             write_text_file(beside / "Modelfile", content)
             verification = None
             if engine is not None:
@@ -120,15 +121,6 @@ def architecture_of(
         )
     keys = llama_writer.metadata(model, architecture)
     return architecture.name, keys, llama_writer.tensors(model, architecture, notes)
-
-
-def _modelfile(
-    model: BoundModel, file: str, metadata: Mapping[str, Value]
-) -> tuple[str, str | None]:
-    text = model.checkpoint.text
-    tokenizer = Tokenizer(text, model.checkpoint.config) if text.tokenizer is not None else None
-    adds_bos = metadata.get(f"{PREFIX}add_bos_token") is True
-    return modelfile(file, tokenizer, text.generation_config or {}, adds_bos=adds_bos)
 
 
 def _stored(model: BoundModel) -> str:

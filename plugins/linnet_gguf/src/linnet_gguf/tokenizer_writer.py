@@ -26,6 +26,8 @@ class TokenizerOut:
 
     metadata: dict[str, Value] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    tokenizer: Tokenizer | None = None
+    """What it was made of: reading a vocabulary again would take a while."""
 
     def set(self, name: str, value: Value) -> None:
         """Add ``tokenizer.ggml.NAME``."""
@@ -45,7 +47,7 @@ def write_text(
         out.set("model", "none")
         out.notes.append("the model has no tokenizer.json: the file takes and gives token ids only")
         return out
-    tokenizer = Tokenizer(text, config)
+    tokenizer = out.tokenizer = Tokenizer(text, config)
     content = json.loads(text.tokenizer)
     model = content["model"]
     if model.get("type", "BPE") != "BPE":

@@ -5,9 +5,11 @@ tensor is for.
 """
 
 import math
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -15,7 +17,7 @@ import numpy as np
 from linnet.errors import UnavailableError
 from linnet.spec.types import DType
 from linnet.weights.checkpoint import Array
-from linnet.weights.dtypes import cast
+from linnet.weights.dtypes import cast, cast_bytes
 from linnet_gguf.container import Value
 from linnet_gguf.encodings import ENCODINGS, Encoding
 
@@ -54,7 +56,7 @@ def write_gguf(
 
     Raises CheckpointError for values that an encoding cannot hold.
     """
-    writer = gguf.GGUFWriter(path, arch)
+    writer = _Writer(path, arch)
     try:
         for key, value in metadata.items():
             _add(writer, key, value)
@@ -75,11 +77,30 @@ def write_gguf(
         writer.close()
 
 
+class _Writer(gguf.GGUFWriter):
+    """The library's writer, with arrays of strings packed at once: vocabularies have 100,000s."""
+
+    def _pack_val(
+        self,
+        val: Any,
+        vtype: gguf.GGUFValueType,
+        add_vtype: bool,
+        sub_type: gguf.GGUFValueType | None = None,
+    ) -> bytes:
+        if not isinstance(val, list) or not all(type(item) is str for item in val):
+            return bytes(super()._pack_val(val, vtype, add_vtype, sub_type))
+        packed = [struct.pack("<I", vtype)] if add_vtype else []
+        packed.append(struct.pack("<IQ", gguf.GGUFValueType.STRING, len(val)))
+        for item in val:
+            raw = item.encode()
+            packed += struct.pack("<Q", len(raw)), raw
+        return b"".join(packed)
+
+
 def encode(values: Array, encoding: Encoding, name: str) -> Array:
     """Floats as the bytes that the file holds, u8 ``[nbytes]``."""
     if encoding.is_plain:
-        plain = np.ascontiguousarray(cast(values, encoding.dtype, name))
-        return plain.reshape(-1).view(np.uint8)
+        return cast_bytes(values, encoding.dtype, name)
     return np.concatenate(list(_blocks(values, encoding, name)))
 
 

@@ -4,7 +4,7 @@ Servers bundle readers of several ages, so what was renamed over time is written
 Imports no framework: nothing here needs Transformers itself.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from linnet.spec.types import DType
 from linnet.verification.engine import Engine, verifier
 from linnet.verification.verify import Bound, Reference, save, verify
 from linnet.weights.binding import BoundModel, matrix_dtype, stored_tensors
-from linnet.weights.checkpoint import Array, StoredTensor, class_name
+from linnet.weights.checkpoint import StoredTensor, class_name
 from linnet.weights.dtypes import cast
 from linnet.weights.mapped import OneAtATime
 from linnet.weights.paths import new_folder
@@ -138,9 +138,7 @@ def _entry(
             f"{tensor.name} is written as {tensor.dtype}, as it is stored: {dtype} would round it"
         )
         dtype = tensor.dtype
-    read: Callable[[], Array] = stream.reading(tensor.read)
-    kind = dtype
-    return Entry(tensor.name, kind, tensor.shape, lambda: cast(read(), kind, tensor.name))
+    return Entry(tensor.name, dtype, tensor.shape, stream.reading(tensor.read), tensor.dtype)
 
 
 def _holds(tensor: StoredTensor, dtype: DType) -> bool:

@@ -5,13 +5,20 @@ the prompt is what it expected there, so nothing is said of what follows the las
 """
 
 import json
+import os
 import sys
 from pathlib import Path
+
+# In this process: what goes wrong in one of its own is not said where it can be repeated.
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 import numpy as np
 import vllm
 
 LISTED = 64
+CACHE_BYTES = 1 << 30
+"""Room for 512 positions of a model of any size; unasked, vLLM takes most of the machine's memory,
+and does not start where others use a part of it."""
 
 
 def main(folder: Path) -> None:
@@ -23,6 +30,7 @@ def main(folder: Path) -> None:
         max_model_len=len(tokens) + 1,
         max_num_seqs=1,
         max_logprobs=LISTED,
+        kv_cache_memory_bytes=CACHE_BYTES,
         enable_prefix_caching=False,
         enforce_eager=True,
         skip_tokenizer_init=not texts,
