@@ -5,6 +5,7 @@ Nothing here knows of Linnet. Every function is pure.
 
 # ruff: noqa: N806  (sizes are capitals, as in the comments)
 
+import functools
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -171,41 +172,16 @@ def attend(
     B, S, H, D = q.shape
     T, K = k.shape[1:3]
     dtype = q.dtype
-    q = q.reshape(B, S, K, H // K, D)
-    if (
-        S == 1 and YNN
-    ):  # products and sums, which XLA fuses: a dot would want the keys in another order
-        q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
-        scores = jnp.sum(q * k[:, :, :, None], axis=-1) * scale  # [B, T, K, H / K]
-        scores = scores.transpose(0, 2, 3, 1)[:, :, :, None]
-    else:
-        scores = (
-            jnp.einsum(
-                "bskgd,btkd->bkgst",
-                wide(q),
-                wide(k),
-                precision="highest",
-                preferred_element_type=jnp.float32,
-            )
-            * scale
-        )  # [B, K, H / K, S, T]
+    q = q.reshape(B, S, K, H // K, D).transpose(0, 2, 3, 1, 4)  # [B, K, H / K, S, D]
+    product = functools.partial(jnp.einsum, precision="highest", preferred_element_type=jnp.float32)
+    scores = product("bkgsd,btkd->bkgst", wide(q), wide(k)) * scale
     key, query = jnp.arange(T), positions[:, None, None, :, None]
     visible = key <= query
     if window is not None:
         visible &= key > query - window
-    p = softmax(jnp.where(visible, scores, -3.0e38))
-    if S == 1 and YNN:
-        y = jnp.sum(p[:, :, :, 0].transpose(0, 3, 1, 2)[..., None] * v[:, :, :, None], axis=1)
-    else:
-        p = p.astype(wide(v).dtype)
-        y = jnp.einsum(
-            "bkgst,btkd->bskgd",
-            p,
-            wide(v),
-            precision="highest",
-            preferred_element_type=jnp.float32,
-        )
-    return y.reshape(B, S, H, v.shape[-1]).astype(dtype)
+    p = softmax(jnp.where(visible, scores, -3.0e38)).astype(dtype)
+    y = product("bkgst,btkd->bkgsd", wide(p), wide(v)).astype(dtype)
+    return y.transpose(0, 3, 1, 2, 4).reshape(B, S, H, v.shape[-1])
 
 
 def read(cache: Array, end: int, rows: Array | None = None) -> Array:

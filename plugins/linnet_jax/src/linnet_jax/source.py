@@ -275,7 +275,7 @@ def _header(program: Program, dtype: DType) -> str:
 
 def _imports(text: str) -> str:
     names = _names(text)
-    standard = ["import math"] * ("math" in names)
+    standard = [f"import {name}" for name in ("functools", "math") if name in names]
     standard += ["from types import SimpleNamespace", "from typing import Any"]
     jax = ["import jax", "import jax.numpy as jnp"]
     jax.append(f"from jax import {'Array, lax' if 'lax' in names else 'Array'}")
