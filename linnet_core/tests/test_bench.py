@@ -216,6 +216,11 @@ def test_a_process_that_dies_costs_its_row(tmp_path: Path) -> None:
         run_job(METHOD, job(tmp_path))
 
 
+def test_a_process_that_hangs_costs_its_row(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match=r"'measure' did not finish within 0.05 s; .* --limit"):
+        run_job(METHOD, replace(job(tmp_path), limit_s=0.05))
+
+
 def test_the_peak_is_what_was_held() -> None:
     """200 MB more, in a process of its own."""
     code = (

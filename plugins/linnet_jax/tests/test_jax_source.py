@@ -54,6 +54,13 @@ def test_the_same_program_gives_the_same_file(changes: dict[str, object], numeri
     assert max(map(len, text.splitlines())) <= 100
 
 
+def test_what_users_read_has_the_names_of_the_checkpoint() -> None:
+    text = JaxBackend().source(bind("biases"), LoadOptions())
+    assert max(map(len, text.splitlines())) <= 100
+    assert "qkv = linear(x, w.qkv_proj.weight, w.qkv_proj.bias)" in text
+    assert "q = qkv[..., 0:96]" in text and "v = qkv[..., 128:160]" in text
+
+
 def test_jax_opens_the_safetensors_that_linnet_writes(tmp_path: Path) -> None:
     write_weights("biases", tmp_path / "w.safetensors")
     arrays = load_file(tmp_path / "w.safetensors")

@@ -25,7 +25,6 @@ from linnet.runtime.load import bind
 
 REFERENCE = "transformers"
 """The method whose f32 logits the others are compared with."""
-TIMEOUT_S = 3600
 
 
 class Bench:
@@ -42,6 +41,7 @@ class Bench:
         threads: int,
         output: Path | None = None,
         serving: Serving = SERVING["small"],
+        limit_s: float = 900,
     ) -> None:
         self.model, self.workload, self.threads, self.output = model, workload, threads, output
         bound = bind(model)
@@ -49,7 +49,7 @@ class Bench:
             raise BenchError(
                 f"{workload.context} positions are needed, but {model} has {bound.max_positions}"
             )
-        self.prompts = workload.prompts(bound.vocab)
+        self.prompts, self.limit_s = workload.prompts(bound.vocab), limit_s
         self.serving, self.vocab, self.max_positions = serving, bound.vocab, bound.max_positions
         self.reference: resume.Reference | None = None
         self.results: dict[str, Any] = {
@@ -120,6 +120,7 @@ class Bench:
             prompts=self.prompts,
             forced=self.reference.tokens if self.reference else None,
             folder=str(folder),
+            limit_s=self.limit_s,
         )
         try:
             if method.serving:
@@ -170,20 +171,20 @@ def run_job(
     if not method.environment:
         job.save(path)
         before()
-        return Measurement.read(_step("measure", path, sys.executable))
+        return Measurement.read(_step("measure", path, sys.executable, job.limit_s))
     environment: Environment
     record: Record
     environment, record = ready(plugin_manager(), method)
     job.save(path)
-    prepared = Prepared.read(_step("prepare", path, sys.executable))
+    prepared = Prepared.read(_step("prepare", path, sys.executable, job.limit_s))
     replace(job, prepared=prepared).save(path)
     before()
-    measurement = Measurement.read(_step("measure", path, str(environment.python)))
+    measurement = Measurement.read(_step("measure", path, str(environment.python), job.limit_s))
     notes = [record.versions(), *prepared.notes, *measurement.notes]
     return replace(measurement, notes=notes)
 
 
-def _step(step: str, path: Path, python: str) -> Path:
+def _step(step: str, path: Path, python: str, limit_s: float) -> Path:
     """Take a step of a job in a process of its own; the file that it wrote."""
     said = path.with_name(f"{step}.log")
     own = python == sys.executable
@@ -197,9 +198,11 @@ def _step(step: str, path: Path, python: str) -> Path:
             start_new_session=True,
         )
         try:
-            status = process.wait(TIMEOUT_S)
+            status = process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            raise BenchError(f"did not finish within {TIMEOUT_S} s") from None
+            raise BenchError(
+                f"its step {step!r} did not finish within {limit_s:g} s; give it more with --limit"
+            ) from None
         finally:
             _end(process)
     result = path.with_name("prepared.json" if step == "prepare" else "result.json")

@@ -105,6 +105,9 @@ def bench(
             help="The workload of the rows that serve many requests; small where there is no GPU.",
         ),
     ] = None,
+    limit: Annotated[
+        float, typer.Option(help="Seconds that each step of a row may take.", min=1)
+    ] = 900,
     seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
     threads: ThreadsOption = None,
     output: Annotated[
@@ -129,7 +132,7 @@ def bench(
         note(f"{row['title']} {row['dtype']}: {row['error'] or summary(row)}")
 
     many = replace(SERVING[serving], seed=seed)
-    benchmark = Bench(model, workload, thread_budget(threads), output, many)
+    benchmark = Bench(model, workload, thread_budget(threads), output, many, limit)
     if benchmark.results["rows"]:
         note(f"{output} has {len(benchmark.results['rows'])} finished rows, which are kept")
     results = benchmark.run(chosen, each)

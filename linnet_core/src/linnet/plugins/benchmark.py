@@ -137,6 +137,8 @@ class Job:
     """The workload of a method that serves; the prompts of it are ``requests``."""
     requests: list[list[list[int]]] = field(default_factory=list)
     """A list of prompts for the warm-up, and one for each run."""
+    limit_s: float = 900
+    """Seconds after which its process is ended, and the row has that as its reason."""
 
     def save(self, path: Path) -> None:
         """As JSON."""

@@ -86,7 +86,7 @@ def _verify(
     """Run an engine on the folder; what was measured is written into it.
 
     Transformers must give the very logits that it gives for the model itself, in the same dtype.
-    vLLM has kernels of its own, in that dtype, and is measured by the model in f32.
+    vLLM has kernels of its own: it computes the folder's weights in f32, and so does the model.
     """
     if engine.name == "transformers":
         bound, reference = Bound(top1=1, max_abs=0), Reference(dtype.value, "transformers")

@@ -85,6 +85,7 @@ class _Writer:
         self.place = -1
         self.last = {v.index: i for i, node in enumerate(function.body) for v in node.inputs}
         self.last |= {value.index: len(function.body) for value in function.outputs}
+        self.stems = _stems(function)
         self.sizes: dict[str, str] = {}
         self.lines: list[str] = []
         self.arguments = [self.name(value, "x") for value in function.inputs]
@@ -187,6 +188,8 @@ class _Writer:
         """What the results of a node would best be called."""
         if node.op == "rope_table":
             return ("cos", "sin")
+        if node.op == "slice" and (stems := self.stems.get(node.inputs[0].index)):
+            return (stems.pop(0),)
         if node.op == "linear":
             owner = operands[1].removesuffix(".weight").rpartition(".")[2]
             return ("logits" if owner == "lm_head" else owner.removesuffix("_proj"),)
@@ -217,6 +220,18 @@ class _Writer:
             [*(f"{root}[i]" for root in roots), *names, *operands[len(names) :], *tail]
         )
         self.lines += _assign(", ".join(names), f"{callee}({inner})", "        ")
+
+
+def _stems(function: Function) -> dict[int, list[str]]:
+    """For the result of each joined product what its slices are: ``["q", "k", "v"]``."""
+    paths = {n.outputs[0].index: n.attrs["path"] for n in function.body if n.op == "parameter"}
+    stems = {}
+    for node in function.body:
+        path = paths.get(node.inputs[1].index, "") if node.op == "linear" else ""
+        if "+" in path:
+            owners = path.rpartition(".")[0].rpartition(".")[2].split("+")
+            stems[node.outputs[0].index] = [owner.removesuffix("_proj") for owner in owners]
+    return stems
 
 
 def _at(root: str, path: str) -> str:
@@ -289,7 +304,14 @@ def _weights(program: Program) -> str:
         "    flat = {name: jnp.asarray(array, FLOAT) for name, array in arrays.items()}",
     ]
     for loop, call, depth in joins([p.path for p in program.parameters if p.parts]):
-        lines += [*loop, f"{'    ' * depth}{call}"]
+        indent = "    " * depth
+        inner = textwrap.wrap(
+            call.removeprefix("join(").removesuffix(")"),
+            WIDTH,
+            initial_indent=f"{indent}    ",
+            subsequent_indent=f"{indent}    ",
+        )
+        lines += [*loop, f"{indent}join(", *inner, f"{indent})"]
     lines += [
         f'    flat["{p.path}"] = flat["{p.tied_to}"]'
         for p in program.parameters

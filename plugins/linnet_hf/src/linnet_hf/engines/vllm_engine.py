@@ -27,6 +27,7 @@ def main(folder: Path) -> None:
     tokens, texts = request["tokens"], request["texts"]
     engine = vllm.LLM(
         model=request["model"],
+        dtype="float32",  # so that what differs is the file, and not what two-byte sums round
         max_model_len=len(tokens) + 1,
         max_num_seqs=1,
         max_logprobs=LISTED,
