@@ -22,9 +22,16 @@ def test_alike_paths_are_a_loop() -> None:
 
 def test_joins_name_the_parts() -> None:
     paths = ["layers.0.mlp.gate_proj+up_proj.weight", "layers.1.mlp.gate_proj+up_proj.weight"]
-    ((loop, call, depth),) = joins(paths)
-    assert loop == ["    for i in range(2):"] and depth == 2
-    assert call == (
-        'join(flat, f"layers.{i}.mlp", ("gate_proj.weight", "up_proj.weight"), '
-        '"gate_up_proj.weight")'
-    )
+    assert joins(paths) == [
+        "    for i in range(2):",
+        '        join(flat, f"layers.{i}.mlp", ("gate_proj.weight", "up_proj.weight"), '
+        '"gate_up_proj.weight")',
+    ]
+    assert joins(["decoder.self_attn.q_proj+k_proj+v_proj.weight"]) == [
+        "    join(",
+        "        flat,",
+        '        "decoder.self_attn",',
+        '        ("q_proj.weight", "k_proj.weight", "v_proj.weight"),',
+        '        "qkv_proj.weight",',
+        "    )",
+    ]

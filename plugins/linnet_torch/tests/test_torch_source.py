@@ -16,10 +16,10 @@ from torch._dynamo.testing import CompileCounter
 
 from linnet.plugins.manager import plugin_manager
 from linnet.spec import Program, from_json, to_json
+from linnet.spec.layout import wrap
 from linnet.spec.ops import CALLS, PRIMITIVES
 from linnet.testing.fixtures import f0_config, random_checkpoint
 from linnet_torch.generated import load_module
-from linnet_torch.layout import wrap
 from linnet_torch.ops import CLAIMED, RULES
 from linnet_torch.source import generate
 

@@ -18,7 +18,15 @@ from linnet.bench.environments import Environment, Record, clean_variables, read
 from linnet.bench.machine import describe_machine, read_bandwidth, versions
 from linnet.bench.results import SCHEMA, new_row, row_of, save
 from linnet.errors import BenchError, LinnetError
-from linnet.plugins.benchmark import SERVING, Job, Measurement, Prepared, Serving, Workload
+from linnet.plugins.benchmark import (
+    LIMIT_S,
+    SERVING,
+    Job,
+    Measurement,
+    Prepared,
+    Serving,
+    Workload,
+)
 from linnet.plugins.descriptors import BenchMethod
 from linnet.plugins.manager import plugin_manager
 from linnet.runtime.load import bind
@@ -41,7 +49,7 @@ class Bench:
         threads: int,
         output: Path | None = None,
         serving: Serving = SERVING["small"],
-        limit_s: float = 900,
+        limit_s: float = LIMIT_S,
     ) -> None:
         self.model, self.workload, self.threads, self.output = model, workload, threads, output
         bound = bind(model)
@@ -49,7 +57,8 @@ class Bench:
             raise BenchError(
                 f"{workload.context} positions are needed, but {model} has {bound.max_positions}"
             )
-        self.prompts, self.limit_s = workload.prompts(bound.vocab), limit_s
+        self.prompts = workload.prompts(bound.vocab)
+        self.limit_s = limit_s
         self.serving, self.vocab, self.max_positions = serving, bound.vocab, bound.max_positions
         self.reference: resume.Reference | None = None
         self.results: dict[str, Any] = {

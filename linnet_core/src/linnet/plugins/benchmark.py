@@ -9,6 +9,9 @@ import numpy as np
 
 from linnet.errors import BenchError
 
+LIMIT_S = 900.0
+"""Seconds that each step of a row may take unless more is given."""
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -137,7 +140,7 @@ class Job:
     """The workload of a method that serves; the prompts of it are ``requests``."""
     requests: list[list[list[int]]] = field(default_factory=list)
     """A list of prompts for the warm-up, and one for each run."""
-    limit_s: float = 900
+    limit_s: float = LIMIT_S
     """Seconds after which its process is ended, and the row has that as its reason."""
 
     def save(self, path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from linnet.spec.layout import wrap
+
 
 def attribute(path: str) -> str:
     """A path as attributes: ``q_proj+k_proj+v_proj.weight`` is ``qkv_proj.weight``."""
@@ -46,12 +48,15 @@ def loops(paths: Sequence[str]) -> Iterator[tuple[list[str], str, int]]:
             loop = []
 
 
-def joins(paths: Sequence[str]) -> Iterator[tuple[list[str], str, int]]:
-    """``loops`` over joined parameters, and the call of ``join`` that makes each of its parts."""
+def joins(paths: Sequence[str]) -> list[str]:
+    """Lines that call ``join`` to make each of these joined parameters of its parts."""
+    lines = []
     for loop, key, depth in loops(paths):
         pattern = key.strip('f"')
         local = pattern.rpartition(".")[2]
         owner, _, whole = pattern.removesuffix(f".{local}").rpartition(".")
         parts = ", ".join(f'"{part}.{local}"' for part in whole.split("+"))
         at = f'f"{owner}"' if key.startswith("f") else f'"{owner}"'
-        yield loop, f'join(flat, {at}, ({parts}), "{attribute(whole)}.{local}")', depth
+        call = f'join(flat, {at}, ({parts}), "{attribute(whole)}.{local}")'
+        lines += [*loop, *wrap("    " * depth + call)]
+    return lines

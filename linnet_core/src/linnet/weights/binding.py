@@ -6,10 +6,13 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from linnet.errors import BindingError
 from linnet.spec.program import Parameter, Program
 from linnet.spec.types import DType
 from linnet.weights.checkpoint import Array, Checkpoint, StoredTensor
+from linnet.weights.dtypes import cast, finite
 from linnet.weights.encodings import Encodings, encoding_of
 
 
@@ -42,6 +45,20 @@ class BoundModel:
     max_positions: int | None
     describe: Mapping[str, Any]
     notes: tuple[str, ...] = ()
+
+
+def read_parameter(
+    parameter: Parameter, parameters: Mapping[str, BoundParameter], dtype: DType
+) -> Array:
+    """A stored parameter's values in ``dtype``, its parts one after the other where it has some.
+
+    Raises CheckpointError for values that the dtype cannot hold, and for NaN or infinity.
+    """
+    parts = [
+        finite(cast(parameters[path].read(), dtype, path), path)
+        for path in parameter.parts or (parameter.path,)
+    ]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def matrix_dtype(model: BoundModel) -> DType:

@@ -27,6 +27,12 @@ _NUMPY: dict[DType, np.dtype[Any]] = {
     DType.BOOL: np.dtype(np.bool_),
 }
 _DTYPES = {numpy: dtype for dtype, numpy in _NUMPY.items()}
+_EXPONENT: dict[DType, np.unsignedinteger[Any]] = {
+    DType.F64: np.uint64(0x7FF0_0000_0000_0000),
+    DType.F32: np.uint32(0x7F80_0000),
+    DType.BF16: np.uint16(0x7F80),
+    DType.F16: np.uint16(0x7C00),
+}
 _LARGEST_BF16 = float.fromhex("0x1.fep127")
 
 _IN_CACHE = 1 << 15  # elements whose temporaries stay in cache
@@ -76,6 +82,25 @@ def cast_bytes(array: Array, dtype: DType, name: str) -> Array:
     same = dtype_of(array.dtype) is dtype
     values = np.ascontiguousarray(array).reshape(-1) if same else _cast(array, dtype, name)
     return values.view(np.uint8)
+
+
+def finite(values: Array, name: str) -> Array:
+    """The same values, of a float dtype.
+
+    Raises CheckpointError, with how many they are, for NaN and infinity: of such weights no output
+    would mean anything.
+    """
+    exponent = _EXPONENT[dtype_of(values.dtype)]
+    bits = np.ascontiguousarray(values).reshape(-1).view(exponent.dtype)
+    wrong = 0
+    for start in range(0, bits.size, _CHUNK):
+        wrong += int(((bits[start : start + _CHUNK] & exponent) == exponent).sum())
+    if wrong:
+        raise CheckpointError(
+            f"{name} has {wrong} of {bits.size} values that are not finite: the checkpoint is "
+            "damaged; fetch it again"
+        )
+    return values
 
 
 def _cast(array: Array, dtype: DType, name: str) -> Array:

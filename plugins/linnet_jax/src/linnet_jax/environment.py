@@ -17,6 +17,7 @@ import jax
 from jax._src import xla_bridge
 
 from linnet.nest.sources import cache_root
+from linnet_jax.stablehlo_ops import FEW
 
 _started: dict[str, int] = {}
 
@@ -57,12 +58,8 @@ WITHOUT_YNN: dict[str, str | bool] = {"xla_cpu_experimental_ynn_fusion_type": ""
 """XLA's option, for one compilation: sums stay loops of its own, not calls of its YNN library."""
 
 
-FEW = 4
-"""Tokens of a call up to which its products are sums."""
-
-
 def spares_ynn(tokens: int, device: jax.Device) -> bool:
-    """Whether a call of so many tokens is compiled with that option."""
+    """Whether a call of so many tokens is compiled with that option: its products are sums."""
     return tokens <= FEW and device.platform == "cpu" and _knows_option()
 
 

@@ -16,7 +16,9 @@ from linnet.spec.program import CONTEXT, ROWS
 from linnet.spec.types import Dim
 from linnet.weights.binding import BoundModel
 from linnet.weights.checkpoint import Array
+from linnet.weights.dtypes import dtype_of, numpy_dtype
 from linnet_jax.buckets import pad
+from linnet_jax.stablehlo import state_dtype
 
 Arrays = list[jax.Array]
 Step = Callable[[Arrays, Arrays, Sequence[Array]], tuple[jax.Array, Arrays]]
@@ -56,12 +58,9 @@ class JaxSession:
         self._weights: Arrays | None = list(weights.values())
         sizes: dict[Dim, Dim] = {ROWS: granted.rows, CONTEXT: granted.max_seq}
         dtype = self._weights[0].dtype
-        # XLA's CPU updates integers in place, and not floats of two bytes: their bits, then.
-        bits = device.platform == "cpu" and dtype.itemsize == 2
+        kept = numpy_dtype(state_dtype(dtype_of(dtype), device.platform))
         self._states = [
-            jax.device_put(
-                np.zeros([sizes.get(d, d) for d in s.type.shape], "u2" if bits else dtype), device
-            )
+            jax.device_put(np.zeros([sizes.get(d, d) for d in s.type.shape], kept), device)
             for s in model.program.states
         ]
         # What overflowed in f16 is infinite, and a masked position counts 0 times, which is NaN of

@@ -12,13 +12,13 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 
+from linnet.spec.layout import WIDTH
 from linnet.spec.passes.expand import expand
 from linnet.spec.paths import attribute, joins, loops
 from linnet.spec.program import Function, Node, Program, Value
 from linnet.spec.types import DType
 from linnet_jax.expressions import CLAIMED, DTYPES, expression
 
-WIDTH = 100
 INHERIT = {"reshape", "rope", "transpose", "cast", "slice", "broadcast", "add", "sub", "mul", "neg"}
 """Ops whose result is called what their first operand is."""
 RESERVED = {"w", "state", "end", "jax", "jnp", "lax", "math", "nest", "weights", "caches"}
@@ -303,15 +303,7 @@ def _weights(program: Program) -> str:
         '    """The tree of weights, of arrays by their names in the checkpoint."""',
         "    flat = {name: jnp.asarray(array, FLOAT) for name, array in arrays.items()}",
     ]
-    for loop, call, depth in joins([p.path for p in program.parameters if p.parts]):
-        indent = "    " * depth
-        inner = textwrap.wrap(
-            call.removeprefix("join(").removesuffix(")"),
-            WIDTH,
-            initial_indent=f"{indent}    ",
-            subsequent_indent=f"{indent}    ",
-        )
-        lines += [*loop, f"{indent}join(", *inner, f"{indent})"]
+    lines += joins([p.path for p in program.parameters if p.parts])
     lines += [
         f'    flat["{p.path}"] = flat["{p.tied_to}"]'
         for p in program.parameters

@@ -73,7 +73,7 @@ class _Writer:
         """The module."""
         arguments: list[str] = []
 
-        def argument(shape: tuple[int, ...], dtype: DType | str, attrs: str, what: str) -> Operand:
+        def argument(shape: tuple[int, ...], dtype: DType, attrs: str, what: str) -> Operand:
             operand = Operand(f"%arg{len(arguments)}", shape, self.module.kind(str(dtype)))
             arguments.append(f'{operand.name}: {operand.type}{attrs} loc("{what}")')
             return operand

@@ -396,9 +396,7 @@ def _gather(m: Module, xs: Sequence[Operand], attrs: Attrs, shape: Shape) -> Ope
 def _rows(m: Module, x: Operand, at: Operand, shape: Shape, sizes: Shape) -> Operand:
     """Slices of x that start at the index vectors of ``at``; as many first axes collapse."""
     count, ids, kind = at.shape[-1], len(at.shape) - 1, x.kind
-    if m.platform == "cpu" and kind in ("bf16", "f16"):
-        # XLA's CPU widens floats of two bytes, all of x, to gather from them; not integers.
-        x = m.op("bitcast_convert", [x], x.shape, "ui16")
+    x = m.bits(x)  # XLA's CPU widens floats of two bytes, all of x, to gather from them
     offsets = range(ids, len(shape))
     numbers = (
         f"offset_dims = [{_list(offsets)}], collapsed_slice_dims = [{_list(range(count))}], "

@@ -22,11 +22,10 @@ from linnet.spec.program import Program
 from linnet.spec.types import DType
 from linnet.weights.binding import BoundModel, stored_tensors
 from linnet.weights.checkpoint import Array
-from linnet.weights.dtypes import cast
+from linnet.weights.dtypes import cast, finite
 from linnet.weights.mapped import OneAtATime
 from linnet.weights.safetensors import SINGLE, Entry, write_file, write_text
 from linnet_onnx.graph import KINDS, Graph, Stored
-from linnet_onnx.weights import finite
 
 OWN = "graph.safetensors"
 TYPES = {kind: dtype for dtype, kind in KINDS.items() if dtype is not DType.U32}

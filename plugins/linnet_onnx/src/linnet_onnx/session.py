@@ -206,13 +206,15 @@ class OrtSession:
 
     def _session(self, name: str) -> Any:
         """A session that few need, started when it is: it shares the weights."""
-        if name == "sample" and name not in self._sessions:
+        if name in self._sessions:
+            return self._sessions[name]
+        if name == "sample":
             # Of logits that are on the host, in integers that other providers have no kernels for.
-            cpu = provider_of("cpu")
-            self._sessions[name] = self._start(name, self._graphs.sample(), cpu)
-        if name not in self._sessions:
-            self._sessions[name] = self._start(name, self._graphs.forward())
-        return self._sessions[name]
+            session = self._start(name, self._graphs.sample(), provider_of("cpu"))
+        else:
+            session = self._start(name, self._graphs.forward())
+        self._sessions[name] = session
+        return session
 
     def source(self) -> None:
         """It generates none."""

@@ -4,15 +4,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from linnet.errors import CheckpointError
 from linnet.spec.program import Parameter, Program
 from linnet.spec.types import DType
-from linnet.weights.binding import BoundParameter
+from linnet.weights.binding import BoundParameter, read_parameter
 from linnet.weights.checkpoint import Array
-from linnet.weights.dtypes import cast
 from linnet_onnx.graph import KINDS, Stored
-
-CHUNK = 1 << 20
 
 
 class Weights:
@@ -40,24 +36,4 @@ class Weights:
 
     def _read(self, parameter: Parameter, dtype: DType) -> Array:
         """Raises CheckpointError for values that the dtype cannot hold, and for NaN or infinity."""
-        parts = [
-            cast(self._bound[path].read(), dtype, path)
-            for path in parameter.parts or (parameter.path,)
-        ]
-        values = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return np.ascontiguousarray(finite(values, parameter.path))
-
-
-def finite(values: Array, name: str) -> Array:
-    """The same values. Raises CheckpointError, with how many they are, for NaN and infinity."""
-    flat = values.reshape(-1)
-    wrong = 0
-    for start in range(0, flat.size, CHUNK):
-        part = flat[start : start + CHUNK]
-        wrong += int((~np.isfinite(part.astype(np.float32, copy=False))).sum())
-    if wrong:
-        raise CheckpointError(
-            f"{name} has {wrong} of {flat.size} values that are not finite: the checkpoint is "
-            "damaged; fetch it again"
-        )
-    return values
+        return np.ascontiguousarray(read_parameter(parameter, self._bound, dtype))

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
+from linnet.spec.layout import WIDTH, wrap
 from linnet.spec.ops import CALLS
 from linnet.spec.paths import joins, loops
 from linnet.spec.program import Function, Program, Value
 from linnet.spec.program import State as StateSpec
 from linnet.spec.types import DType
-from linnet_torch.layout import WIDTH, wrap
 from linnet_torch.lower import OPAQUE, STATE_OPS, lower, opaque_kind
 from linnet_torch.lowerings import PLAIN, Lowering
 from linnet_torch.ops import CLAIMED
@@ -262,8 +262,7 @@ def _weights(program: Program) -> str:
     lines.append('    """The tree of weights, of tensors by their names in the checkpoint."""')
     if tied or joined:
         lines.append("    flat = dict(tensors)")
-    for loop, call, depth in joins(joined):
-        lines += [*loop, *wrap("    " * depth + call)]
+    lines += joins(joined)
     lines += [f'    flat["{path}"] = flat["{other}"]' for path, other in tied.items()]
     lines.append(f"    return nest({'flat' if tied or joined else 'tensors'})")
     return "\n".join(lines)

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from linnet.errors import UnavailableError
+from linnet.spec.layout import WIDTH, wrap
 from linnet.spec.ops import CALLS
 from linnet.spec.paths import attribute
 from linnet.spec.program import Function, Node, Value
 from linnet.spec.types import Dim, DType
-from linnet_torch.layout import WIDTH, wrap
 from linnet_torch.lower import HOISTED, OPAQUE, STATE_OPS
 from linnet_torch.naming import Naming
 from linnet_torch.ops import TORCH_DTYPES, Expr, Rule, as_tensor, write_op
