@@ -48,12 +48,12 @@ class SourceCompiler:
 
         spare = spares_ynn(inputs[0].size, self._device)
         vars(self._module)["YNN"] = not spare
-        jitted = jax.jit(run, donate_argnums=(1,))
+        jitted = jax.jit(run, donate_argnums=(1,), keep_unused=True)
         with jax.default_device(self._device):
-            compiled: Step = jitted.lower(weights, states, inputs).compile(
+            compiled = jitted.lower(weights, states, inputs).compile(
                 compiler_options=WITHOUT_YNN if spare else None
             )
-        return compiled
+        return Step(compiled.runtime_executable(), self._device)
 
 
 def at(tree: Any, path: str) -> jax.Array:

@@ -64,28 +64,51 @@ def dot(x: Array, y: Array) -> Array:
     return product.astype(x.dtype)
 
 
-def row_product(row: Array, weight: Array) -> Array:
-    """A row f32 [K] times the transposed weight [N, K] of two-byte floats: f32 [N]."""
-    if YNN:
-        return jnp.sum(row * wide(weight), axis=-1)
-    N, K = weight.shape
-    if weight.dtype == jnp.bfloat16 and K % 2 == 0:
-        # Two at a time: as bits, a bf16 is the upper half of an f32.
-        words = lax.bitcast_convert_type(weight.reshape(N, K // 2, 2), jnp.uint32)
-        first = lax.bitcast_convert_type(words << 16, jnp.float32)
-        second = lax.bitcast_convert_type(words & jnp.uint32(0xFFFF0000), jnp.float32)
-        pairs = row.reshape(K // 2, 2)
-        total = first * pairs[:, 0] + second * pairs[:, 1]
-    else:
-        total = row * wide(weight)
-    # XLA takes apart sums of more than 32, and makes one of two that meet, whose loop would not
-    # follow the memory.
-    while (size := total.shape[-1]) > 1:
-        block = max((d for d in range(2, 33) if size % d == 0), default=size)
-        total = jnp.sum(total.reshape(N, size // block, block), axis=-1)
-        if size > block:
-            total = lax.optimization_barrier(total)  # type: ignore[no-untyped-call]
-    return total.reshape(N)
+def barrier(x: Array) -> Array:
+    """x, which XLA does not merge with what is done to it."""
+    return lax.optimization_barrier(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@jax.custom_jvp
+def pairs(y: Array) -> tuple[Array, Array]:
+    """The first and the second of each two of y [..., 2], in f32."""
+    if y.dtype != jnp.bfloat16:
+        return wide(y[..., 0]), wide(y[..., 1])
+    # Two are read as one word: as bits, a bf16 is the upper half of an f32.
+    words = lax.bitcast_convert_type(y, jnp.uint32)
+    halves = words << 16, words & jnp.uint32(0xFFFF0000)
+    return tuple(lax.bitcast_convert_type(half, jnp.float32) for half in halves)  # type: ignore[return-value]
+
+
+pairs.defjvp(lambda at, along: (pairs(*at), (wide(along[0][..., 0]), wide(along[0][..., 1]))))
+
+
+def products(x: Array, y: Array) -> Array:
+    """x f32 times y, to be summed over the last axis; added up by twos where YNN takes no sums."""
+    if YNN or y.shape[-1] % 2:
+        return x * wide(y)
+    x, y = (z.reshape(*z.shape[:-1], -1, 2) for z in (x, y))
+    first, second = pairs(y)
+    return first * x[..., 0] + second * x[..., 1]
+
+
+def total(x: Array) -> Array:
+    """The sum over the last axis of f32, in blocks of at most 32 where YNN takes none.
+
+    XLA takes apart sums of more than 32, and makes one of two that meet, whose loop would not
+    follow the memory.
+    """
+    while not YNN and x.shape[-1] > 32:
+        x = barrier(jnp.sum(blocks(x, -1, 32), axis=-1))
+    return jnp.sum(x, axis=-1)
+
+
+def blocks(x: Array, axis: int, most: int) -> Array:
+    """An axis as two, the second of at most `most`, or of all of it where nothing divides it."""
+    axis %= x.ndim
+    size = x.shape[axis]
+    block = max((d for d in range(2, most + 1) if size % d == 0), default=size)
+    return x.reshape(*x.shape[:axis], size // block, block, *x.shape[axis + 1 :])
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
@@ -93,7 +116,7 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     rows = math.prod(x.shape[:-1])
     if PLATFORM == "cpu" and weight.dtype != jnp.float32 and rows <= 4:
         # XLA's CPU dot of two-byte floats is many times slower than sums of products.
-        parts = [row_product(row, weight) for row in wide(x).reshape(rows, -1)]
+        parts = [total(products(row, weight)) for row in wide(x).reshape(rows, -1)]
         y = jnp.stack(parts).reshape(*x.shape[:-1], -1)
     else:
         contract = (((x.ndim - 1,), (1,)), ((), ()))
@@ -171,17 +194,28 @@ def attend(
     """
     B, S, H, D = q.shape
     T, K = k.shape[1:3]
-    dtype = q.dtype
-    q = q.reshape(B, S, K, H // K, D).transpose(0, 2, 3, 1, 4)  # [B, K, H / K, S, D]
+    few = PLATFORM == "cpu" and not YNN and B * S <= 4
     product = functools.partial(jnp.einsum, precision="highest", preferred_element_type=jnp.float32)
-    scores = product("bkgsd,btkd->bkgst", wide(q), wide(k)) * scale
+    heads = q.reshape(B, S, K, H // K, D).transpose(0, 2, 3, 1, 4)  # [B, K, H / K, S, D]
+    if few:  # sums read keys and values where they lie; a dot takes a transposed copy
+        flat = wide(heads).reshape(B, 1, K, -1, D)
+        scores = total(products(flat, k[:, :, :, None])).transpose(0, 2, 3, 1)
+        scores = scores.reshape(B, K, H // K, S, T) * scale
+    else:
+        scores = product("bkgsd,btkd->bkgst", wide(heads), wide(k)) * scale
     key, query = jnp.arange(T), positions[:, None, None, :, None]
     visible = key <= query
     if window is not None:
         visible &= key > query - window
-    p = softmax(jnp.where(visible, scores, -3.0e38)).astype(dtype)
-    y = product("bkgst,btkd->bkgsd", wide(p), wide(v)).astype(dtype)
-    return y.transpose(0, 3, 1, 2, 4).reshape(B, S, H, v.shape[-1])
+    p = softmax(jnp.where(visible, scores, -3.0e38)).astype(q.dtype)
+    if few:
+        p = wide(p).reshape(B, K, -1, T, 1).transpose(2, 0, 3, 1, 4)  # [H / K * S, B, T, K, 1]
+        parts = [jnp.sum(blocks(x * wide(v), 1, 8), axis=2) for x in barrier(p)]
+        y = jnp.stack([jnp.sum(barrier(part), axis=1) for part in parts], axis=2)
+        y = y.reshape(B, K, H // K, S, -1)
+    else:
+        y = product("bkgst,btkd->bkgsd", wide(p), wide(v))
+    return y.astype(q.dtype).transpose(0, 3, 1, 2, 4).reshape(B, S, H, v.shape[-1])
 
 
 def read(cache: Array, end: int, rows: Array | None = None) -> Array:

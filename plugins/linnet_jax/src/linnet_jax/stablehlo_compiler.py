@@ -59,15 +59,7 @@ class ModuleCompiler:
         spare = spares_ynn(inputs[0].size, self._device)
         text = self._write(entry, shapes, end, ynn=not spare)
         executable = compile_text(text, self._device, WITHOUT_YNN if spare else None)
-        device = self._device
-
-        def step(weights: Arrays, states: Arrays, inputs: Sequence[Array]) -> Any:
-            arguments = [*weights, *states, *jax.device_put(list(inputs), device)]
-            results = executable.execute_sharded(arguments)
-            (result,), *rest = results.disassemble_into_single_device_arrays()
-            return result, [state for (state,) in rest]
-
-        return step
+        return Step(executable, self._device)
 
 
 def compile_text(text: str, device: jax.Device, options: dict[str, Any] | None = None) -> Any:

@@ -162,6 +162,10 @@ class Module:
         kind = self.kind(DType.FLOAT)
         return self.op("bitcast_convert", [x], x.shape, kind) if x.kind == "ui16" else x
 
+    def barrier(self, x: Operand) -> Operand:
+        """x, which XLA does not merge with what is done to it."""
+        return self.op("optimization_barrier", [x], x.shape, x.kind)
+
     def wide(self, x: Operand) -> Operand:
         """What a product is computed in: f32 on a CPU, whose dot has no other that is fast."""
         return self.convert(x, "f32") if self.platform == "cpu" and x.kind != "f64" else x
@@ -346,7 +350,7 @@ def _linear(m: Module, xs: Sequence[Operand], _attrs: Attrs, shape: Shape) -> Op
         flat, parts = m.wide(m.reshape(x, (rows, width))), []
         for row in range(rows):
             one = m.reshape(m.slice(flat, (row, 0), (row + 1, width)), (width,))
-            parts.append(m.reshape(_row_product(m, one, weight), (1, weight.shape[0])))
+            parts.append(m.reshape(_total(m, _products(m, one, weight)), (1, weight.shape[0])))
         y = m.reshape(m.concat(parts, 0), shape)
     else:
         y = m.dot(x, weight, 0, (len(x.shape) - 1, 1), shape)
@@ -354,35 +358,83 @@ def _linear(m: Module, xs: Sequence[Operand], _attrs: Attrs, shape: Shape) -> Op
     return m.binary("add", y, xs[2]) if len(xs) > 2 else y
 
 
-def _row_product(m: Module, row: Operand, weight: Operand) -> Operand:
-    """A row f32 [K] times [N, K]: as ``helpers.row_product`` has it, which says why."""
-    size, width = weight.shape
-    if m.ynn:
-        return m.reduce(m.binary("multiply", row, m.wide(weight)), "add", 1, 0)
-    if weight.kind == "bf16" and width % 2 == 0:
-        half = (size, width // 2)
-        words = m.op("bitcast_convert", [m.reshape(weight, (*half, 2))], half, "ui32")
+def _products(m: Module, x: Operand, y: Operand) -> Operand:
+    """x f32 times y, to be summed over the last axis: as ``helpers.products`` has it."""
+    if m.ynn or y.shape[-1] % 2:
+        return m.binary("multiply", x, m.wide(y))
+    x = m.reshape(x, (*x.shape[:-1], x.shape[-1] // 2, 2))
+    y = m.reshape(y, (*y.shape[:-1], y.shape[-1] // 2, 2))
+    if y.kind == "bf16":  # two as one word: as bits, a bf16 is the upper half of an f32
+        half = y.shape[:-1]
+        words = m.op("bitcast_convert", [y], half, "ui32")
         low = m.binary("shift_left", words, m.number(16, "ui32"))
         high = m.binary("and", words, m.number(0xFFFF0000, "ui32"))
-        pairs = m.reshape(row, (width // 2, 2))
-        products = [
-            m.binary(
-                "multiply",
-                m.op("bitcast_convert", [bits], half, "f32"),
-                m.reshape(m.slice(pairs, (0, i), (width // 2, i + 1)), (width // 2,)),
-            )
-            for i, bits in enumerate((low, high))
-        ]
-        total = m.binary("add", *products)
+        ys = [m.op("bitcast_convert", [bits], half, "f32") for bits in (low, high)]
     else:
-        total = m.binary("multiply", row, m.wide(weight))
-    while (length := total.shape[-1]) > 1:
-        block = max((d for d in range(2, 33) if length % d == 0), default=length)
-        total = m.reshape(total, (size, length // block, block))
-        total = m.reduce(total, "add", 2, 0)
-        if length > block:
-            total = m.op("optimization_barrier", [total], total.shape, total.kind)
-    return m.reshape(total, (size,))
+        ys = [m.wide(_item(m, y, i)) for i in range(2)]
+    return m.binary("add", *(m.binary("multiply", y, _item(m, x, i)) for i, y in enumerate(ys)))
+
+
+def _item(m: Module, x: Operand, index: int) -> Operand:
+    """One of the last axis, which goes."""
+    lead = x.shape[:-1]
+    one = m.slice(x, (*[0] * len(lead), index), (*lead, index + 1))
+    return m.reshape(one, lead)
+
+
+def _total(m: Module, x: Operand) -> Operand:
+    """The sum over the last axis, in blocks where YNN takes none: as ``helpers.total`` has it."""
+    while not m.ynn and x.shape[-1] > 32:
+        x = m.barrier(m.reduce(_blocks(m, x, -1, 32), "add", -1, 0))
+    return m.reduce(x, "add", -1, 0)
+
+
+def _blocks(m: Module, x: Operand, axis: int, most: int) -> Operand:
+    """An axis as two, the second of at most ``most``, or of all of it where nothing divides it."""
+    axis %= len(x.shape)
+    size = x.shape[axis]
+    block = max((d for d in range(2, most + 1) if size % d == 0), default=size)
+    return m.reshape(x, (*x.shape[:axis], size // block, block, *x.shape[axis + 1 :]))
+
+
+def _attention(m: Module, xs: Sequence[Operand], attrs: Attrs, shape: Shape) -> Operand:
+    """For few queries: sums, which read caches where they lie, as ``helpers.attend`` has them."""
+    q, k, v, positions = xs
+    batch, length, heads, size = q.shape
+    context, groups, shared = k.shape[1], k.shape[2], heads // k.shape[2]
+    x = m.reshape(m.wide(q), (batch, length, groups, shared, size))
+    x = m.reshape(_permute(m, x, (0, 2, 3, 1, 4)), (batch, 1, groups, shared * length, size))
+    scores = _total(m, _products(m, x, m.reshape(k, (batch, context, groups, 1, size))))
+    scores = m.reshape(_permute(m, scores, (0, 2, 3, 1)), (batch, groups, shared, length, context))
+    scores = m.convert(m.binary("multiply", scores, m.number(attrs["scale"], scores.kind)), "f32")
+    query = m.reshape(positions, (batch, 1, 1, length, 1))
+    key = m.iota((context,), 0, "i32")
+    visible = m.compare("LE", key, query)
+    if attrs["window"] is not None:
+        oldest = m.binary("subtract", query, m.number(attrs["window"], "i32"))
+        visible = m.op("and", [visible, m.compare("LT", oldest, key)], visible.shape, "i1")
+    scores = m.select(visible, scores, m.number(-3.0e38, "f32"))
+    largest = (*scores.shape[:-1], 1)
+    scores = m.binary("subtract", scores, _max(m, [scores], {"axis": -1}, largest))
+    p = m.op("exponential", [scores], scores.shape, "f32")
+    p = m.binary("divide", p, _sum(m, [p], {"axis": -1}, largest))
+    p = m.wide(m.convert(p, q.kind))
+    p = m.reshape(p, (batch, groups, shared * length, context))
+    p = m.barrier(_permute(m, p, (2, 0, 3, 1)))  # [H / K * S, B, T, K]
+    values, parts = m.wide(v), []
+    for i in range(shared * length):
+        one = m.slice(p, (i, 0, 0, 0), (i + 1, *p.shape[1:]))
+        one = m.binary("multiply", m.reshape(one, (batch, context, groups, 1)), values)
+        parts.append(m.reduce(_blocks(m, one, 1, 8), "add", 2, 0))
+    sums = [m.reduce(m.barrier(part), "add", 1, 0) for part in parts]  # [B, K, D]
+    wide = (batch, groups, 1, v.shape[-1])
+    y = m.concat([m.reshape(part, wide) for part in sums], 2)
+    y = m.reshape(m.convert(y, q.kind), (batch, groups, shared, length, v.shape[-1]))
+    return m.reshape(_permute(m, y, (0, 3, 1, 2, 4)), shape)
+
+
+def _permute(m: Module, x: Operand, axes: Shape) -> Operand:
+    return _transpose(m, [x], {"axes": axes}, tuple(x.shape[axis] for axis in axes))
 
 
 def _gather(m: Module, xs: Sequence[Operand], attrs: Attrs, shape: Shape) -> Operand:
@@ -430,6 +482,7 @@ SPECIAL: Mapping[str, Lowering] = {
     "cumsum": _cumsum,
     "matmul": _matmul,
     "linear": _linear,
+    "attention": _attention,
     "gather": _gather,
 }
 
