@@ -1,9 +1,12 @@
 """Exports run by the engines they are for; those that are not installed are skipped by name."""
 
+import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import linnet
@@ -14,6 +17,7 @@ from linnet.testing.fixtures import f0_config, random_checkpoint
 from linnet.testing.text import f0_text
 from linnet.weights.binding import BoundModel
 from linnet_gguf.export import LLAMACPP
+from linnet_hf.backend import load_model
 from linnet_hf.export import ENGINES
 
 pytestmark = pytest.mark.slow
@@ -88,6 +92,37 @@ def test_the_real_model_in_vllm(vllm: None, smollm2_path: Path, tmp_path: Path) 
     artifact = linnet.hf.export(bind(smollm2_path), tmp_path / "out", dtype="bf16", verify="vllm")
     assert artifact.verification is not None
     assert artifact.verification["texts"] == {"compared": 60, "differing": []}
+
+
+GENERATE = """
+import json, sys
+from linnet.plugins.benchmark import Job, Prepared, Workload
+from linnet_hf.peers.vllm import VLLM
+
+path, prompts = sys.argv[1], json.loads(sys.argv[2])
+job = Job("vllm", path, "f32", 2, Workload(), prompts, None, path, Prepared(path))
+engine = VLLM()
+engine.open(job, 256, 1, 256)
+print(json.dumps([engine.generate(prompt, 64).tokens for prompt in prompts]))
+"""
+
+
+def test_vllm_goes_on_alike_from_the_original(
+    vllm: None, smollm2_path: Path, tmp_path: Path
+) -> None:
+    """Ten prompts, 64 greedy tokens of each: what vLLM reads of Linnet's and of Transformers'."""
+    model = bind(smollm2_path)
+    linnet.hf.export(model, tmp_path / "export", dtype="bf16")
+    load_model(model, "bf16").save_pretrained(tmp_path / "original")
+    draw = np.random.default_rng(5)
+    prompts = [draw.integers(0, model.vocab, 20 + 17 * i).tolist() for i in range(10)]
+    made = []
+    for name in ("original", "export"):
+        command = [ENGINES["vllm"].python(), "-c", GENERATE, tmp_path / name, json.dumps(prompts)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        made.append(json.loads(done.stdout.splitlines()[-1]))
+    assert [len(tokens) for tokens in made[0]] == [64] * 10
+    assert made[0] == made[1]
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from linnet.bench.machine import peak_resident_bytes
+from linnet.bench.timing import time_runs
 from linnet.plugins.benchmark import Job, Measurement, Run
 from linnet.plugins.interfaces import LoadOptions, Session
 from linnet.plugins.manager import plugin_manager
@@ -39,25 +39,14 @@ class SessionMethod:
         )
         load_s = time.perf_counter() - start
 
-        start = time.perf_counter()
-        for prompt in job.prompts[: workload.warmups]:
-            generate(session, prompt, workload.new_tokens)
-        warmup_s = time.perf_counter() - start
-        runs = [
-            generate(session, prompt, workload.new_tokens)
-            for prompt in job.prompts[workload.warmups : -1]
-        ]
-        peak = peak_resident_bytes()
+        timed = time_runs(job, lambda *given: generate(session, *given))
         tokens, logits = probe(session, job.prompts[-1], job.forced, workload.probe_tokens)
         np.save(Path(job.folder) / "probe.npy", logits)
         granted = session.granted
         session.close()
         return Measurement(
-            runs=runs,
+            **vars(timed),
             load_s=load_s,
-            warmup_s=warmup_s,
-            peak_bytes=peak,
-            memory="resident",
             granted=vars(granted),
             weight_bytes=self.weight_bytes(model, job),
             tokens=tokens,

@@ -97,7 +97,7 @@ def bench(
     dtype: Annotated[str, typer.Option(help="Dtypes, separated by commas.")] = "f32,bf16",
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 512,
     new_tokens: Annotated[int, typer.Option(help="Tokens that each run generates.")] = 128,
-    runs: Annotated[int, typer.Option(help="Timed runs of each row.")] = 10,
+    runs: Annotated[int, typer.Option(help="Timed runs of each row.")] = 5,
     serving: Annotated[
         str | None,
         typer.Option(

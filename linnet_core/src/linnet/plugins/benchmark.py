@@ -22,8 +22,8 @@ class Workload:
 
     prompt_tokens: int = 512
     new_tokens: int = 128
-    runs: int = 10
-    warmups: int = 3
+    runs: int = 5
+    warmups: int = 2
     seed: int = 0
     probe_tokens: int = 32
 
@@ -94,7 +94,7 @@ class Serving:
 
 SERVING = {
     "standard": Serving("standard", 256, 128, 512, 128, 64),
-    "small": Serving("small", 32, 64, 256, 64, 16),
+    "small": Serving("small", 16, 64, 256, 32, 8),
 }
 """The workload of the page, and one for machines that would take hours for it."""
 

@@ -16,7 +16,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-from linnet.bench.machine import peak_resident_bytes
+from linnet.bench.timing import time_serving
 from linnet.errors import BenchError
 from linnet.plugins.benchmark import Job, Measurement, Serve
 from linnet.runtime.load import bind
@@ -42,23 +42,15 @@ class Batched:
         pages = serving.in_flight * (-(-serving.context // PAGE) + 1)
         with self.manager(pages, serving.in_flight) as manager:
             load_s = time.perf_counter() - start
-            start = time.perf_counter()
-            warmup, *runs = job.requests
-            self.serve(manager, warmup, serving.new_tokens, serving.in_flight)
-            warmup_s = time.perf_counter() - start
-            serves = [
-                self.serve(manager, run, serving.new_tokens, serving.in_flight) for run in runs
-            ]
-            peak = peak_resident_bytes()
+            timed = time_serving(
+                job,
+                lambda prompts: self.serve(manager, prompts, serving.new_tokens, serving.in_flight),
+            )
             attention = self.model.config._attn_implementation
         tokens, restarts = self.probe(job)
         return Measurement(
-            runs=[],
-            serves=serves,
+            **vars(timed),
             load_s=load_s,
-            warmup_s=warmup_s,
-            peak_bytes=peak,
-            memory="resident",
             granted={
                 "backend": "transformers",
                 "mode": "continuous batching",

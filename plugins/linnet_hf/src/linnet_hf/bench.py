@@ -13,8 +13,8 @@ import numpy as np
 import torch
 import transformers
 
-from linnet.bench.machine import peak_resident_bytes
 from linnet.bench.sessions import step_bytes
+from linnet.bench.timing import time_runs
 from linnet.plugins.benchmark import Job, Measurement, Run
 from linnet.runtime.load import bind
 from linnet_hf.backend import load_model, versions
@@ -35,24 +35,13 @@ class Eager:
         load_s = time.perf_counter() - start
 
         with torch.inference_mode():
-            start = time.perf_counter()
-            for prompt in job.prompts[: workload.warmups]:
-                self.generate(prompt, workload.new_tokens)
-            warmup_s = time.perf_counter() - start
-            runs = [
-                self.generate(prompt, workload.new_tokens)
-                for prompt in job.prompts[workload.warmups : -1]
-            ]
-            peak = peak_resident_bytes()
+            timed = time_runs(job, self.generate)
             tokens, logits = self.probe(job.prompts[-1], job.forced, workload.probe_tokens)
         np.save(Path(job.folder) / "probe.npy", logits)
         middle = workload.prompt_tokens + workload.new_tokens // 2
         return Measurement(
-            runs=runs,
+            **vars(timed),
             load_s=load_s,
-            warmup_s=warmup_s,
-            peak_bytes=peak,
-            memory="resident",
             granted={
                 "backend": "transformers",
                 "mode": self.mode,

@@ -91,7 +91,7 @@ def _verify(
     if engine.name == "transformers":
         bound, reference = Bound(top1=1, max_abs=0), Reference(dtype.value, "transformers")
     else:
-        bound, reference = Bound(top1=0.97, kl=1e-2), Reference()
+        bound, reference = Bound(top1=0.98, kl=1e-3), Reference()
     verification = verify(model, folder, engine, bound, reference=reference, python=python)
     save(verification, folder)
     return verification

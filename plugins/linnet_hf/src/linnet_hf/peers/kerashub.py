@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from linnet.bench.machine import peak_resident_bytes
+from linnet.bench.timing import time_runs
 from linnet.plugins.benchmark import Job, Measurement, Prepared, Run
 from linnet_hf.peers.checkpoint import own_or_exported
 
@@ -29,27 +29,15 @@ class KerasHub:
     def measure(self, job: Job) -> Measurement:
         """Load, compile, warm up, time every run, then decode the probe."""
         assert job.prepared is not None
-        workload = job.workload
         start = time.perf_counter()
         self.open(job)
         load_s = time.perf_counter() - start
 
-        start = time.perf_counter()
-        for prompt in job.prompts[: workload.warmups]:
-            self.generate(prompt, workload.new_tokens)
-        warmup_s = time.perf_counter() - start
-        runs = [
-            self.generate(prompt, workload.new_tokens)
-            for prompt in job.prompts[workload.warmups : -1]
-        ]
-        peak = peak_resident_bytes()
+        timed = time_runs(job, self.generate)
         tokens = self.probe(job)
         return Measurement(
-            runs=runs,
+            **vars(timed),
             load_s=load_s,
-            warmup_s=warmup_s,
-            peak_bytes=peak,
-            memory="resident",
             granted=self.granted(),
             weight_bytes=job.prepared.weight_bytes,
             tokens=tokens,

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from linnet.bench.machine import peak_resident_bytes
+from linnet.bench.timing import time_serving
 from linnet.plugins.benchmark import Job, Measurement, Serve
 from linnet_hf.peers.kerashub import KerasHub
 
@@ -27,22 +27,16 @@ class KerasHubStatic(KerasHub):
         self.open(job)
         load_s = time.perf_counter() - start
 
-        start = time.perf_counter()
-        warmup, *runs = job.requests
-        self.serve(warmup, serving.new_tokens, serving.context, serving.in_flight)
-        warmup_s = time.perf_counter() - start
-        serves = [
-            self.serve(run, serving.new_tokens, serving.context, serving.in_flight) for run in runs
-        ]
-        peak = peak_resident_bytes()
+        timed = time_serving(
+            job,
+            lambda prompts: self.serve(
+                prompts, serving.new_tokens, serving.context, serving.in_flight
+            ),
+        )
         tokens = self.probe(job)
         return Measurement(
-            runs=[],
-            serves=serves,
+            **vars(timed),
             load_s=load_s,
-            warmup_s=warmup_s,
-            peak_bytes=peak,
-            memory="resident",
             granted={**self.granted(), "rows": serving.in_flight},
             tokens=tokens,
             notes=["every batch runs to the longest possible prompt and its new tokens"],

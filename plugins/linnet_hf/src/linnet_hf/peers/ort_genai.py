@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from linnet.bench.machine import peak_resident_bytes
+from linnet.bench.timing import time_runs
 from linnet.plugins.benchmark import Job, Measurement, Prepared, Run
 from linnet_hf.peers.checkpoint import own_or_exported
 from linnet_hf.peers.onnx_export import in_process_of_its_own
@@ -50,23 +50,12 @@ class OrtGenAI:
         self.model: Any = onnxruntime_genai.Model(str(folder))
         load_s = time.perf_counter() - start
 
-        start = time.perf_counter()
-        for prompt in job.prompts[: workload.warmups]:
-            self.generate(prompt, workload.new_tokens)
-        warmup_s = time.perf_counter() - start
-        runs = [
-            self.generate(prompt, workload.new_tokens)
-            for prompt in job.prompts[workload.warmups : -1]
-        ]
-        peak = peak_resident_bytes()
+        timed = time_runs(job, self.generate)
         tokens, logits = self.probe(job.prompts[-1], job.forced, workload.probe_tokens)
         np.save(Path(job.folder) / "probe.npy", logits)
         return Measurement(
-            runs=runs,
+            **vars(timed),
             load_s=load_s,
-            warmup_s=warmup_s,
-            peak_bytes=peak,
-            memory="resident",
             granted={
                 "backend": "onnxruntime-genai",
                 "mode": f"builder, {PRECISIONS[job.dtype]}",

@@ -5,7 +5,7 @@ No HTTP and no second process is timed. The probe is decoded by the same engine 
 
 import time
 
-from linnet.bench.machine import peak_resident_bytes
+from linnet.bench.timing import time_serving
 from linnet.errors import BenchError
 from linnet.plugins.benchmark import Job, Measurement, Prepared, Serve
 from linnet_hf.peers.checkpoint import exported
@@ -26,20 +26,13 @@ class ServeVLLM(VLLM):
         blocks = self.open(job, longest, serving.in_flight, None)
         load_s = time.perf_counter() - start
 
-        start = time.perf_counter()
-        warmup, *runs = job.requests
-        self.serve(warmup, serving.new_tokens, serving.in_flight)
-        warmup_s = time.perf_counter() - start
-        serves = [self.serve(run, serving.new_tokens, serving.in_flight) for run in runs]
-        peak = peak_resident_bytes()
+        timed = time_serving(
+            job, lambda prompts: self.serve(prompts, serving.new_tokens, serving.in_flight)
+        )
         tokens, restarts = self.probe(job)
         return Measurement(
-            runs=[],
-            serves=serves,
+            **vars(timed),
             load_s=load_s,
-            warmup_s=warmup_s,
-            peak_bytes=peak,
-            memory="resident",
             granted=self.granted(),
             tokens=tokens,
             notes=self.notes(blocks, restarts),
