@@ -160,8 +160,8 @@ def test_requests_have_their_lengths_and_share_no_prefix(serving: Serving) -> No
 
 
 def test_too_few_tokens_for_prompts_that_start_differently() -> None:
-    with pytest.raises(BenchError, match="112 prompts that start differently are needed"):
-        SERVING["small"].prompts(100)
+    with pytest.raises(BenchError, match="56 prompts that start differently are needed"):
+        SERVING["small"].prompts(50)
 
 
 def test_the_distance_is_of_the_saved_logits(tmp_path: Path) -> None:

@@ -410,7 +410,7 @@ def _attention(m: Module, xs: Sequence[Operand], attrs: Attrs, shape: Shape) -> 
     query = m.reshape(positions, (batch, 1, 1, length, 1))
     key = m.iota((context,), 0, "i32")
     visible = m.compare("LE", key, query)
-    if attrs["window"] is not None:
+    if attrs.get("window") is not None:
         oldest = m.binary("subtract", query, m.number(attrs["window"], "i32"))
         visible = m.op("and", [visible, m.compare("LT", oldest, key)], visible.shape, "i1")
     scores = m.select(visible, scores, m.number(-3.0e38, "f32"))
