@@ -1,6 +1,7 @@
 """Measuring a Linnet session: what ``linnet generate`` runs, on the entries it runs."""
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class SessionMethod:
         )
         load_s = time.perf_counter() - start
 
-        timed = time_runs(job, lambda *given: generate(session, *given))
+        timed = time_runs(job, partial(generate, session))
         tokens, logits = probe(session, job.prompts[-1], job.forced, workload.probe_tokens)
         np.save(Path(job.folder) / "probe.npy", logits)
         granted = session.granted

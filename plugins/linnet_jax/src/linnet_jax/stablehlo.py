@@ -6,7 +6,6 @@ states, each in the buffer that it came in. Only ops of StableHLO itself are use
 its consumers reads the module. Knows nothing of JAX; what each op is, is in ``stablehlo_ops``.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,8 +18,8 @@ from linnet_jax.stablehlo_ops import Module, Operand
 
 CLAIMED = frozenset({"linear"})
 """The composites that have a lowering of their own; the others are written out in primitives."""
-CLAIMED_OF_FEW = CLAIMED | {"attention"}
-"""The same, for calls of few tokens on a CPU whose sums YNN does not take."""
+CLAIMED_WITHOUT_YNN = CLAIMED | {"attention"}
+"""The same where YNN takes no sums, which is said for calls of few tokens on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,8 @@ def state_dtype(dtype: DType, platform: str) -> DType:
 
 def write_module(program: Program, entry: str, sizes: Sizes) -> str:
     """The text of one entry's module."""
-    tokens = math.prod(sizes.shapes[program.entries[entry].inputs[0].name])
-    few = sizes.platform == "cpu" and not sizes.ynn and tokens <= ops.FEW
-    function = inline_entry(expand(program, CLAIMED_OF_FEW if few else CLAIMED), entry)
+    claimed = CLAIMED if sizes.ynn else CLAIMED_WITHOUT_YNN
+    function = inline_entry(expand(program, claimed), entry)
     return _Writer(program, function, sizes).text()
 
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from linnet.spec.composites import NEGATIVE
 from linnet.spec.program import Attrs
 from linnet.spec.types import DType
 
@@ -117,6 +118,12 @@ class Module:
         ranges = ", ".join(f"{a}:{b}" for a, b in zip(starts, stops, strict=True))
         signature = f"({x.type}) -> {tensor(shape, x.kind)}"
         return self.add(f"stablehlo.slice {x.name} [{ranges}]", shape, x.kind, signature)
+
+    def transpose(self, x: Operand, axes: Sequence[int]) -> Operand:
+        """The axes of x in another order."""
+        shape = tuple(x.shape[axis] for axis in axes)
+        text = f"stablehlo.transpose {x.name}, dims = [{_list(axes)}]"
+        return self.add(text, shape, x.kind, f"({x.type}) -> {tensor(shape, x.kind)}")
 
     def concat(self, parts: Sequence[Operand], axis: int) -> Operand:
         """One after the other along an axis."""
@@ -274,11 +281,6 @@ def _slice(m: Module, xs: Sequence[Operand], attrs: Attrs, _shape: Shape) -> Ope
     return m.slice(xs[0], starts, stops)
 
 
-def _transpose(m: Module, xs: Sequence[Operand], attrs: Attrs, shape: Shape) -> Operand:
-    text = f"stablehlo.transpose {xs[0].name}, dims = [{_list(attrs['axes'])}]"
-    return m.add(text, shape, xs[0].kind, f"({xs[0].type}) -> {tensor(shape, xs[0].kind)}")
-
-
 def _sum(m: Module, xs: Sequence[Operand], attrs: Attrs, shape: Shape) -> Operand:
     return m.reshape(m.reduce(xs[0], "add", attrs["axis"], 0), shape)
 
@@ -403,9 +405,9 @@ def _attention(m: Module, xs: Sequence[Operand], attrs: Attrs, shape: Shape) -> 
     batch, length, heads, size = q.shape
     context, groups, shared = k.shape[1], k.shape[2], heads // k.shape[2]
     x = m.reshape(m.wide(q), (batch, length, groups, shared, size))
-    x = m.reshape(_permute(m, x, (0, 2, 3, 1, 4)), (batch, 1, groups, shared * length, size))
+    x = m.reshape(m.transpose(x, (0, 2, 3, 1, 4)), (batch, 1, groups, shared * length, size))
     scores = _total(m, _products(m, x, m.reshape(k, (batch, context, groups, 1, size))))
-    scores = m.reshape(_permute(m, scores, (0, 2, 3, 1)), (batch, groups, shared, length, context))
+    scores = m.reshape(m.transpose(scores, (0, 2, 3, 1)), (batch, groups, shared, length, context))
     scores = m.convert(m.binary("multiply", scores, m.number(attrs["scale"], scores.kind)), "f32")
     query = m.reshape(positions, (batch, 1, 1, length, 1))
     key = m.iota((context,), 0, "i32")
@@ -413,14 +415,14 @@ def _attention(m: Module, xs: Sequence[Operand], attrs: Attrs, shape: Shape) -> 
     if attrs.get("window") is not None:
         oldest = m.binary("subtract", query, m.number(attrs["window"], "i32"))
         visible = m.op("and", [visible, m.compare("LT", oldest, key)], visible.shape, "i1")
-    scores = m.select(visible, scores, m.number(-3.0e38, "f32"))
+    scores = m.select(visible, scores, m.number(NEGATIVE, "f32"))
     largest = (*scores.shape[:-1], 1)
     scores = m.binary("subtract", scores, _max(m, [scores], {"axis": -1}, largest))
     p = m.op("exponential", [scores], scores.shape, "f32")
     p = m.binary("divide", p, _sum(m, [p], {"axis": -1}, largest))
     p = m.wide(m.convert(p, q.kind))
     p = m.reshape(p, (batch, groups, shared * length, context))
-    p = m.barrier(_permute(m, p, (2, 0, 3, 1)))  # [H / K * S, B, T, K]
+    p = m.barrier(m.transpose(p, (2, 0, 3, 1)))  # [H / K * S, B, T, K]
     values, parts = m.wide(v), []
     for i in range(shared * length):
         one = m.slice(p, (i, 0, 0, 0), (i + 1, *p.shape[1:]))
@@ -430,11 +432,7 @@ def _attention(m: Module, xs: Sequence[Operand], attrs: Attrs, shape: Shape) -> 
     wide = (batch, groups, 1, v.shape[-1])
     y = m.concat([m.reshape(part, wide) for part in sums], 2)
     y = m.reshape(m.convert(y, q.kind), (batch, groups, shared, length, v.shape[-1]))
-    return m.reshape(_permute(m, y, (0, 3, 1, 2, 4)), shape)
-
-
-def _permute(m: Module, x: Operand, axes: Shape) -> Operand:
-    return _transpose(m, [x], {"axes": axes}, tuple(x.shape[axis] for axis in axes))
+    return m.reshape(m.transpose(y, (0, 3, 1, 2, 4)), shape)
 
 
 def _gather(m: Module, xs: Sequence[Operand], attrs: Attrs, shape: Shape) -> Operand:
@@ -472,7 +470,7 @@ SPECIAL: Mapping[str, Lowering] = {
     "reshape": lambda m, xs, attrs, shape: m.reshape(xs[0], shape),
     "broadcast": lambda m, xs, attrs, shape: m.spread(xs[0], shape),
     "concat": lambda m, xs, attrs, shape: m.concat(xs, attrs["axis"] % len(shape)),
-    "transpose": _transpose,
+    "transpose": lambda m, xs, attrs, shape: m.transpose(xs[0], attrs["axes"]),
     "slice": _slice,
     "erf": _erf,
     "reduce_sum": _sum,
@@ -490,10 +488,6 @@ SPECIAL: Mapping[str, Lowering] = {
 # --- states -----------------------------------------------------------------------------------
 
 
-def _scalar(m: Module, x: Operand, index: int) -> Operand:
-    return m.reshape(m.slice(x, (index,), (index + 1,)), ())
-
-
 def read(m: Module, state: Operand, end: int, rows: Operand | None = None) -> Operand:
     """The first ``end`` positions of the given rows, or of all, as floats."""
     return m.floats(_stretch(m, state, end, rows))
@@ -509,7 +503,7 @@ def _stretch(m: Module, state: Operand, end: int, rows: Operand | None) -> Opera
         return _rows(m, state, at, (count, end, *rest), (1, end, *rest))
     zero = m.number(0, "i32")
     parts = [
-        m.dynamic_slice(state, [_scalar(m, rows, b), *[zero] * (1 + len(rest))], (1, end, *rest))
+        m.dynamic_slice(state, [_item(m, rows, b), *[zero] * (1 + len(rest))], (1, end, *rest))
         for b in range(count)
     ]
     return m.concat(parts, 0)
@@ -532,10 +526,10 @@ def write(
     zero, token = m.number(0, "i32"), m.iota((1, size, *[1] * len(rest)), 1, "i32")
     for b in range(x.shape[0]):
         # A slice would be moved where it passes the end, so it starts earlier, and x is shifted.
-        start = _scalar(m, starts, b)
+        start = _item(m, starts, b)
         first = m.binary("maximum", start, zero)
         first = m.binary("minimum", first, m.number(context - size, "i32"))
-        row = m.number(b, "i32") if rows is None else _scalar(m, rows, b)
+        row = m.number(b, "i32") if rows is None else _item(m, rows, b)
         at = [row, first, *[zero] * len(rest)]
         one = m.slice(x, (b, *[0] * (1 + len(rest))), (b + 1, size, *rest))
         late = m.binary("subtract", start, first)
@@ -547,7 +541,7 @@ def write(
         mine = m.binary("subtract", token, late)
         real = m.op(
             "and",
-            [m.compare("LE", zero, mine), m.compare("LT", mine, _scalar(m, lengths, b))],
+            [m.compare("LE", zero, mine), m.compare("LT", mine, _item(m, lengths, b))],
             token.shape,
             "i1",
         )
