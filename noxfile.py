@@ -83,6 +83,15 @@ def peers_vllm(session: nox.Session) -> None:
     peer(session, "vllm")
 
 
+@nox.session(name="peers-sglang", default=False)
+def peers_sglang(session: nox.Session) -> None:
+    """SGLang is driven, and computes every family's export; on the processor, 11 GB."""
+    install(session, *PACKAGES)
+    session.install(*TESTING)
+    session.run("linnet", "bench", "setup", "sglang")
+    session.run("pytest", "-m", "slow", "-k", "sglang", *session.posargs)
+
+
 @nox.session(name="peers-keras", default=False)
 def peers_keras(session: nox.Session) -> None:
     """KerasHub is measured, and agrees with the reference."""

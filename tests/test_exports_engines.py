@@ -88,6 +88,17 @@ def test_the_real_model_in_llamacpp(
     assert artifact.verification["texts"] == {"compared": 60, "differing": []}
 
 
+def test_the_real_model_in_sglang(smollm2_path: Path, tmp_path: Path) -> None:
+    try:
+        ENGINES["sglang"].python()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    artifact = linnet.hf.export(bind(smollm2_path), tmp_path / "out", dtype="bf16", verify="sglang")
+    assert artifact.verification is not None
+    assert artifact.verification["distance"]["positions"] == 511
+    assert artifact.verification["texts"] == {"compared": 60, "differing": []}
+
+
 def test_the_real_model_in_vllm(vllm: None, smollm2_path: Path, tmp_path: Path) -> None:
     artifact = linnet.hf.export(bind(smollm2_path), tmp_path / "out", dtype="bf16", verify="vllm")
     assert artifact.verification is not None

@@ -1,9 +1,7 @@
 """Every family's exports: to GGUF and back to the bit, and computed alike by the targets."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +14,11 @@ from linnet.errors import UnavailableError
 from linnet.runtime.load import bind
 from linnet.runtime.tokenizer import Tokenizer
 from linnet.spec.serialize import fingerprint
-from linnet.testing.text import f0_text
 from linnet.verification.engine import ask
 from linnet.weights.binding import BoundModel
-from linnet.weights.safetensors import write_text
 from linnet_gguf.export import LLAMACPP
-from linnet_hf.testing import MODELS, random_model
+from linnet_hf.export import ENGINES
+from linnet_hf.testing import DTYPES, MODELS, model_with_text
 
 NOT_SQUARE = "6 heads of 16 dimensions are not the hidden size 48"
 REFUSED = {
@@ -41,21 +38,18 @@ REFUSED = {
     "gpt2, exact gelu": "the exact GELU",
 }
 """What llama.cpp would compute otherwise, and why."""
+NOT_APPLIED = {
+    "mistral": "sliding window of 32 tokens",
+    "qwen2, window": "sliding window of 4 tokens",
+    "qwen3, window": "sliding window of 4 tokens",
+    "phi3, window": "sliding window of 32 tokens",
+    "gemma3, untied": "takes the embedding for the head",
+    "gpt2, untied": "takes the embedding for the head",
+}
+"""What SGLang computes otherwise without a word, and the note of an export says."""
+NOT_LOADED = ("qwen2", "qwen2, tied", "qwen2, window", "gpt2, scales")
+"""What SGLang refuses by itself: Qwen 2 heads that do not add up, and a scale for each layer."""
 WRITTEN = [name for name in MODELS if name not in REFUSED]
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-
-
-def saved(name: str, folder: Path, dtype: str = "f32") -> Any:
-    """A random model in ``folder``, with F0's tokenizer of 131 tokens for its 136 rows."""
-    model = random_model(name).to(DTYPES[dtype])
-    model.save_pretrained(folder)
-    text = f0_text()
-    assert text.tokenizer is not None and text.chat_template is not None
-    write_text(folder / "tokenizer.json", text.tokenizer)
-    write_text(folder / "chat_template.jinja", text.chat_template)
-    write_text(folder / "tokenizer_config.json", json.dumps(text.tokenizer_config))
-    write_text(folder / "generation_config.json", json.dumps(text.generation_config))
-    return model
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -81,7 +75,7 @@ def assert_same(one: BoundModel, other: BoundModel) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_from_hf_to_gguf_and_back(name: str, dtype: str, tmp_path: Path) -> None:
-    saved(name, tmp_path / "source", dtype)
+    model_with_text(name, tmp_path / "source", dtype)
     source = bind(tmp_path / "source")
     linnet.gguf.export(source, tmp_path / "gguf", name="x")
     linnet.hf.export(bind(tmp_path / "gguf"), tmp_path / "back")
@@ -97,7 +91,7 @@ def test_from_hf_to_gguf_and_back(name: str, dtype: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", WRITTEN)
 def test_from_gguf_to_hf_and_back(name: str, dtype: str, tmp_path: Path) -> None:
     """The file comes back to the byte, and so it does the second time."""
-    saved(name, tmp_path / "source", dtype)
+    model_with_text(name, tmp_path / "source", dtype)
     first = linnet.gguf.export(bind(tmp_path / "source"), tmp_path / "gguf", name="x").folder
     wanted = files(first)
     for turn in ("one", "two"):
@@ -111,7 +105,7 @@ def test_from_gguf_to_hf_and_back(name: str, dtype: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_llamacpp_computes_otherwise_is_refused(name: str, tmp_path: Path) -> None:
-    saved(name, tmp_path / "hf")
+    model_with_text(name, tmp_path / "hf")
     with pytest.raises(UnavailableError, match=REFUSED[name]):
         linnet.gguf.export(bind(tmp_path / "hf"), tmp_path / "gguf")
     assert not (tmp_path / "gguf").exists()
@@ -119,7 +113,7 @@ def test_what_llamacpp_computes_otherwise_is_refused(name: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_transformers_computes_the_same_of_an_export(name: str, tmp_path: Path) -> None:
-    model = saved(name, tmp_path / "source")
+    model = model_with_text(name, tmp_path / "source")
     folders = [tmp_path / "hf"]
     linnet.hf.export(bind(tmp_path / "source"), folders[0])
     if name in WRITTEN:
@@ -143,7 +137,7 @@ def test_llamacpp_computes_what_transformers_does(name: str, tmp_path: Path) -> 
         LLAMACPP.python()
     except UnavailableError as error:
         pytest.skip(str(error))
-    model = saved(name, tmp_path / "hf")
+    model = model_with_text(name, tmp_path / "hf")
     (file, *_) = linnet.gguf.export(bind(tmp_path / "hf"), tmp_path / "gguf").files
     tokens = np.random.default_rng(0).integers(4, 131, 200)
     answer = ask(LLAMACPP, file, tokens.tolist(), [], threads=2)
@@ -152,3 +146,40 @@ def test_llamacpp_computes_what_transformers_does(name: str, tmp_path: Path) -> 
     assert answer.listed is not None
     distance = compare_logprobs(logits, *answer.listed)
     assert distance.kl < 1e-5 and distance.top1 >= 0.99
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_sglang_computes_otherwise_is_noted(name: str, tmp_path: Path) -> None:
+    model_with_text(name, tmp_path / "source")
+    notes = linnet.hf.export(bind(tmp_path / "source"), tmp_path / "out").notes
+    said = [note for note in notes if "SGLang" in note]
+    assert len(said) == (name in NOT_APPLIED)
+    assert not said or NOT_APPLIED[name] in said[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_sglang_computes_what_transformers_does(name: str, tmp_path: Path) -> None:
+    try:
+        ENGINES["sglang"].python()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    # On a processor SGLang pads the MLP to a multiple of 32, and cannot with Phi-3's joined one.
+    settings = {"intermediate_size": 96} if name.startswith("phi3") else {}
+    model = model_with_text(name, tmp_path / "source", **settings)
+    folder = linnet.hf.export(bind(tmp_path / "source"), tmp_path / "hf").folder
+    tokens = np.random.default_rng(0).integers(4, 131, 200)
+    if name in NOT_LOADED:
+        with pytest.raises(UnavailableError, match=r"sglang ended with status"):
+            ask(ENGINES["sglang"], folder, tokens.tolist(), [], threads=2)
+        return
+    answer = ask(ENGINES["sglang"], folder, tokens.tolist(), [], threads=2)
+    assert answer.listed is not None
+    with torch.inference_mode():
+        logits = model(torch.from_numpy(tokens)[None]).logits[0].numpy()
+    distance = compare_logprobs(logits[: len(answer.listed[0])], *answer.listed)
+    if name in NOT_APPLIED:  # otherwise the note is no longer true
+        assert distance.kl > 0.01
+        return
+    assert distance.kl < 1e-5
+    assert distance.top1 >= 0.99

@@ -181,7 +181,9 @@ def test_what_is_asked_wrongly_is_refused_and_nothing_is_left(tmp_path: Path) ->
             linnet.hf.export(f0(), tmp_path / "out", **options)
     with pytest.raises(UnavailableError, match="sliding window of 32 tokens"):
         linnet.hf.export(f0(sliding_window=32), tmp_path / "out")
-    with pytest.raises(UnavailableError, match="can run transformers, vllm on what it writes"):
+    with pytest.raises(
+        UnavailableError, match="can run transformers, vllm, sglang on what it writes"
+    ):
         linnet.hf.export(f0(), tmp_path / "out", verify="tgi")
     broken = f0()
     name = "model.norm.weight"

@@ -13,14 +13,12 @@ import pytest
 
 from linnet.bench.environments import environments, state
 from linnet.bench.harness import Bench
-from linnet.errors import BenchError
 from linnet.nest.random import write_random
 from linnet.plugins.benchmark import Job, Serving, Workload
 from linnet.plugins.manager import plugin_manager
 from linnet.runtime.load import bind
 from linnet.testing.fixtures import f0_config
 from linnet_hf.peers import checkpoint
-from linnet_hf.peers.declared import SGLang
 from linnet_hf.plugin import ROWS
 
 SMALL = Workload(prompt_tokens=33, new_tokens=7, runs=2, warmups=1, probe_tokens=6)
@@ -83,11 +81,6 @@ def test_what_is_no_folder_is_saved_by_transformers_for_the_original(
     saved = bind(prepared.path)
     for path, parameter in bound.parameters.items():
         np.testing.assert_array_equal(saved.parameters[path].read(), parameter.read())
-
-
-def test_engines_that_are_not_driven_give_the_reason(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match=r"SGLang (needs a GPU|is not driven by Linnet yet)"):
-        SGLang().measure(job(model, tmp_path))
 
 
 @pytest.mark.slow

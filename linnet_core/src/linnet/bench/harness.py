@@ -15,7 +15,7 @@ from typing import Any
 
 from linnet.bench import resume
 from linnet.bench.environments import Environment, Record, clean_variables, ready
-from linnet.bench.machine import describe_machine, read_bandwidth, versions
+from linnet.bench.machine import describe_machine, has_gpu, read_bandwidth, versions
 from linnet.bench.results import SCHEMA, new_row, row_of, save
 from linnet.errors import BenchError, LinnetError
 from linnet.plugins.benchmark import (
@@ -173,9 +173,12 @@ def run_job(
 ) -> Measurement:
     """Run a job in a process, in the method's environment; ``before`` is called just before.
 
-    Raises BenchError with the command that sets the environment up where it is not there, and
-    with the end of what the process said where it fails.
+    Raises BenchError for a method that needs a GPU where there is none, with the command that sets
+    the environment up where it is not there, and with the end of what the process said where it
+    fails.
     """
+    if method.gpu and not has_gpu():
+        raise BenchError(f"{method.title} needs a GPU, and this machine has none")
     path = Path(job.folder) / "job.json"
     if not method.environment:
         job.save(path)

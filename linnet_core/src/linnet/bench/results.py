@@ -64,11 +64,10 @@ def _single(job: Job, measurement: Measurement) -> dict[str, Any]:
     """The metrics of one request at a time."""
     wanted = job.workload.new_tokens
     for number, run in enumerate(measurement.runs, 1):
-        if len(run.tokens) != wanted:
-            raise BenchError(
-                f"run {number} gave {len(run.tokens)} tokens, not {wanted}: its speed is void"
-            )
-    decode = [(wanted - 1) / run.decode_s for run in measurement.runs]
+        count = len(run.tokens)
+        if count != wanted and (measurement.fixed_length or not 2 <= count < wanted):
+            raise BenchError(f"run {number} gave {count} tokens, not {wanted}: its speed is void")
+    decode = [(len(run.tokens) - 1) / run.decode_s for run in measurement.runs]
     ttft = [run.ttft_ms for run in measurement.runs]
     return {"ttft_ms": metric(ttft), "decode_tok_s": metric(decode)}
 
@@ -79,7 +78,11 @@ def _serving(job: Job, measurement: Measurement) -> dict[str, Any]:
     count, wanted = job.serving.requests, job.serving.new_tokens
     for number, serve in enumerate(measurement.serves, 1):
         lengths = {len(tokens) for tokens in serve.tokens}
-        if len(serve.tokens) != count or lengths != {wanted}:
+        if measurement.fixed_length:
+            right = lengths == {wanted}
+        else:
+            right = all(0 < length <= wanted for length in lengths)
+        if len(serve.tokens) != count or not right:
             raise BenchError(
                 f"run {number} gave {len(serve.tokens)} requests of {sorted(lengths)} tokens, not "
                 f"{count} of {wanted}: its speed is void"
@@ -90,7 +93,7 @@ def _serving(job: Job, measurement: Measurement) -> dict[str, Any]:
             )
     if not measurement.serves:
         raise BenchError("it measured no run")
-    speeds = [count * wanted / serve.seconds for serve in measurement.serves]
+    speeds = [sum(map(len, serve.tokens)) / serve.seconds for serve in measurement.serves]
     waits = [statistics.median(serve.ttft_ms) for serve in measurement.serves if serve.ttft_ms]
     found = {"serve_tok_s": metric(speeds)}
     return {**found, "serve_ttft_ms": metric(waits)} if waits else found

@@ -206,6 +206,8 @@ class Measurement:
     notes: list[str] = field(default_factory=list)
     serves: list[Serve] = field(default_factory=list)
     """The runs of a method that serves, which has no ``runs``."""
+    fixed_length: bool = True
+    """False from an engine that cannot be kept from ending a text: the tokens that came count."""
 
     def save(self, path: Path) -> None:
         """As JSON, whole or not at all."""

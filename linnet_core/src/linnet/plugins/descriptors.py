@@ -109,7 +109,8 @@ class BenchMethod:
     ``without`` are packages that those bring and that do not work beside them: they are removed.
     Methods may share an environment, if they state the same of it.
 
-    A method with ``serving`` is given many requests at once.
+    A method with ``serving`` is given many requests at once. One with ``gpu`` runs nowhere else:
+    without a GPU its row says so, before its environment is asked for.
     """
 
     name: str
@@ -125,6 +126,7 @@ class BenchMethod:
     api_version: int = field(kw_only=True)
     notes: tuple[str, ...] = field(default=())
     serving: bool = False
+    gpu: bool = False
 
 
 Descriptor = Family | Format | Backend | Exporter | BenchMethod

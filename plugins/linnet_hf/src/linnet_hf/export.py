@@ -23,6 +23,7 @@ from linnet.weights.mapped import OneAtATime
 from linnet.weights.paths import new_folder
 from linnet.weights.safetensors import Entry, write_sharded
 from linnet_hf.export_text import write_json, write_text_files
+from linnet_hf.servers import read_otherwise
 
 DTYPES = {DType.F32: "float32", DType.BF16: "bfloat16", DType.F16: "float16"}
 """The dtypes that are written, and Transformers' names for them."""
@@ -32,6 +33,7 @@ SCRIPTS = Path(__file__).parent / "engines"
 ENGINES = {
     "transformers": Engine("transformers", SCRIPTS / "transformers_engine.py", "transformers"),
     "vllm": Engine("vllm", SCRIPTS / "vllm_engine.py", "vllm"),
+    "sglang": Engine("sglang", SCRIPTS / "sglang_engine.py", "sglang"),
 }
 NOT_CARRIED = ("auto_map", "_name_or_path")
 """Config keys that name files or places the export does not have."""
@@ -41,8 +43,9 @@ class TransformersExporter:
     """Writes config, safetensors, tokenizer, chat template and generation config.
 
     Options: ``dtype``, as stored when left out; ``max_shard_bytes``, above which the tensors are
-    split over several files (5 GB); ``verify``, ``transformers`` (or true) or ``vllm``, to run it
-    on what was written, in the environment of ``engine_python`` (see ``linnet.verification``).
+    split over several files (5 GB); ``verify``, ``transformers`` (or true), ``vllm`` or
+    ``sglang``, to run it on what was written, in the environment of ``engine_python`` (see
+    ``linnet.verification``).
     """
 
     def export(self, model: BoundModel, folder: Path, options: Mapping[str, Any]) -> Artifact:
@@ -62,7 +65,7 @@ class TransformersExporter:
         dtype = _dtype(options.get("dtype"), model)
         limit = _limit(options.get("max_shard_bytes", MAX_SHARD))
         stream = OneAtATime()
-        notes: list[str] = []
+        notes = read_otherwise(model)
         exact = options.get("dtype") is None
         entries = [
             _entry(replace(t, name=name), dtype, exact, stream, notes)
@@ -86,7 +89,8 @@ def _verify(
     """Run an engine on the folder; what was measured is written into it.
 
     Transformers must give the very logits that it gives for the model itself, in the same dtype.
-    vLLM has kernels of its own: it computes the folder's weights in f32, and so does the model.
+    The others have kernels of their own: they compute the folder's weights in f32, and so does the
+    model.
     """
     if engine.name == "transformers":
         bound, reference = Bound(top1=1, max_abs=0), Reference(dtype.value, "transformers")

@@ -27,7 +27,9 @@ GENAI = (
     ("onnxruntime-genai==0.18.0", "transformers==5.24.0", "onnx-ir==1.1.0", *EXPORTING),
     (),
 )
-NONE = ("", (), ())
+SGLANG = ("sglang", ("sglang==0.5.23",), ())
+OUTSIDE = ("", (), ())
+"""TGI's own container, or wherever else its launcher is."""
 
 FLOATS = ("f32", "bf16")
 ENGINES = "LLM engines"
@@ -40,10 +42,17 @@ ROWS = (
     ("ort-genai", "ort_genai:OrtGenAI", "ONNX Runtime GenAI", ONNX, ("f32", "int4"), GENAI),
     ("vllm", "vllm:VLLM", "vLLM", ENGINES, FLOATS, VLLM),
     ("vllm-export", "vllm:VLLMExport", "vLLM on Linnet's export", ENGINES, FLOATS, VLLM),
-    ("sglang", "declared:SGLang", "SGLang", ENGINES, ("bf16",), NONE),
-    ("sglang-export", "declared:SGLang", "SGLang on Linnet's export", ENGINES, ("bf16",), NONE),
-    ("tgi", "declared:TGI", "TGI", ENGINES, ("bf16",), NONE),
-    ("tgi-export", "declared:TGI", "TGI on Linnet's export", ENGINES, ("bf16",), NONE),
+    ("sglang", "sglang:SGLang", "SGLang", ENGINES, ("bf16",), SGLANG),
+    (
+        "sglang-export",
+        "sglang:SGLangExport",
+        "SGLang on Linnet's export",
+        ENGINES,
+        ("bf16",),
+        SGLANG,
+    ),
+    ("tgi", "tgi:TGI", "TGI", ENGINES, ("bf16",), OUTSIDE),
+    ("tgi-export", "tgi:TGIExport", "TGI on Linnet's export", ENGINES, ("bf16",), OUTSIDE),
     ("serve-vllm", "vllm_serving:ServeVLLM", "vLLM, serving", SERVING, FLOATS, VLLM),
     (
         "serve-vllm-export",
@@ -53,23 +62,23 @@ ROWS = (
         FLOATS,
         VLLM,
     ),
-    ("serve-sglang", "declared:SGLang", "SGLang, serving", SERVING, ("bf16",), NONE),
+    ("serve-sglang", "sglang:ServeSGLang", "SGLang, serving", SERVING, ("bf16",), SGLANG),
     (
         "serve-sglang-export",
-        "declared:SGLang",
+        "sglang:ServeSGLangExport",
         "SGLang on Linnet's export, serving",
         SERVING,
         ("bf16",),
-        NONE,
+        SGLANG,
     ),
-    ("serve-tgi", "declared:TGI", "TGI, serving", SERVING, ("bf16",), NONE),
+    ("serve-tgi", "tgi:ServeTGI", "TGI, serving", SERVING, ("bf16",), OUTSIDE),
     (
         "serve-tgi-export",
-        "declared:TGI",
+        "tgi:ServeTGIExport",
         "TGI on Linnet's export, serving",
         SERVING,
         ("bf16",),
-        NONE,
+        OUTSIDE,
     ),
     (
         "kerashub-static",
@@ -114,7 +123,7 @@ def linnet_register_exporters() -> list[Exporter]:
             title="Transformers checkpoint, for vLLM, SGLang and TGI",
             dtypes=("f32", "bf16", "f16"),
             extra="linnet[hf]",
-            engines=("transformers", "vllm"),
+            engines=("transformers", "vllm", "sglang"),
             api_version=1,
         )
     ]
@@ -154,7 +163,7 @@ def linnet_register_bench_methods() -> list[BenchMethod]:
 
 
 def _peers() -> list[BenchMethod]:
-    """Each is measured in an environment of its own, with these very versions."""
+    """Each but TGI is measured in an environment of its own, with these very versions."""
     return [
         BenchMethod(
             name=name,
@@ -166,6 +175,7 @@ def _peers() -> list[BenchMethod]:
             packages=packages,
             without=without,
             serving=group == SERVING,
+            gpu=target.startswith(("sglang:", "tgi:")),
             api_version=1,
         )
         for name, target, title, group, dtypes, (environment, packages, without) in ROWS

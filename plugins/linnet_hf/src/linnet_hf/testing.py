@@ -4,6 +4,7 @@
 biases away from zero, windows far shorter than 400 positions. Needs Transformers and PyTorch.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,10 @@ from typing import Any
 import torch
 import transformers
 
+from linnet.testing.text import f0_text
+from linnet.weights.safetensors import write_text
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 POSITIONS = 512
 KIN: dict[str, Any] = {
     "vocab_size": 136,
@@ -86,15 +91,17 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 FAMILIES = tuple(name for name in MODELS if "," not in name)
 
 
-def random_model(name: str, folder: Path | None = None, *, seed: int = 0) -> Any:
+def random_model(name: str, folder: Path | None = None, *, seed: int = 0, **settings: Any) -> Any:
     """A model of ``MODELS`` in f32, saved to ``folder`` as Transformers saves it.
+
+    ``settings`` are its config's own before those of ``MODELS``.
 
     Scales are within 0.3 of one and biases up to 0.5; weights keep the variance of their input.
     Gemma's norms are bf16 numbers, as in the files there are: their sums with one are exact.
     """
-    kind, settings = MODELS[name]
+    kind, stated = MODELS[name]
     torch.manual_seed(seed)
-    config = getattr(transformers, f"{kind}Config")(**settings)
+    config = getattr(transformers, f"{kind}Config")(**{**stated, **settings})
     classes: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     made = classes[type(config)](config).eval()
     with torch.no_grad():
@@ -110,3 +117,16 @@ def random_model(name: str, folder: Path | None = None, *, seed: int = 0) -> Any
     if folder is not None:
         made.save_pretrained(folder)
     return made
+
+
+def model_with_text(name: str, folder: Path, dtype: str = "f32", **settings: Any) -> Any:
+    """The same in a dtype, with F0's tokenizer of 131 tokens for its 136 rows beside it."""
+    model = random_model(name, **settings).to(DTYPES[dtype])
+    model.save_pretrained(folder)
+    text = f0_text()
+    assert text.tokenizer is not None and text.chat_template is not None
+    write_text(folder / "tokenizer.json", text.tokenizer)
+    write_text(folder / "chat_template.jinja", text.chat_template)
+    write_text(folder / "tokenizer_config.json", json.dumps(text.tokenizer_config))
+    write_text(folder / "generation_config.json", json.dumps(text.generation_config))
+    return model

@@ -7,6 +7,7 @@ and starts again with the reference's tokens as a prompt wherever the two part.
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from linnet.bench.timing import time_runs
 from linnet.errors import BenchError
 from linnet.plugins.benchmark import Job, Measurement, Prepared, Run
 from linnet_hf.peers.checkpoint import exported, original
+from linnet_hf.peers.probe import Probe, follow
 
 DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 BLOCK = 128
@@ -38,14 +40,14 @@ class VLLM:
         load_s = time.perf_counter() - start
 
         timed = time_runs(job, self.generate)
-        tokens, restarts = self.probe(job)
+        probe = self.probe(job)
         return Measurement(
             **vars(timed),
             load_s=load_s,
             granted=self.granted(),
             weight_bytes=job.prepared.weight_bytes,
-            tokens=tokens,
-            notes=self.notes(blocks, restarts),
+            tokens=probe.tokens,
+            notes=self.notes(blocks, probe.restarts),
         )
 
     def open(self, job: Job, length: int, rows: int, batched: int | None) -> int:
@@ -151,29 +153,20 @@ class VLLM:
             raise BenchError(f"vLLM took {output.num_cached_tokens} tokens from a cache")
         return Run((first - start) * 1e3, last - first, list(output.outputs[0].token_ids))
 
-    def probe(self, job: Job) -> tuple[list[int], int]:
-        """Save logits f32 ``[probe_tokens + 1, vocab]``; the tokens, and how often it restarted."""
-        steps = job.workload.probe_tokens
-        rows: list[Any] = []
-        tokens: list[int] = []
-        restarts = -1
-        while len(rows) <= steps:
-            restarts += 1
-            wanted = steps + 1 - len(rows)
-            outputs = self.request([*job.prompts[-1], *tokens], wanted, logprobs=-1)
-            completion = outputs[-1][2].outputs[0]
+    def probe(self, job: Job) -> Probe[Any]:
+        """Save logits f32 ``[probe_tokens + 1, vocab]``."""
+
+        def decode(prompt: list[int], wanted: int) -> Iterator[tuple[int, Any]]:
+            completion = self.request(prompt, wanted, logprobs=-1)[-1][2].outputs[0]
             for token, listed in zip(completion.token_ids, completion.logprobs, strict=True):
                 row = np.empty(len(listed), np.float32)
                 for number, entry in listed.items():
                     row[number] = entry.logprob
-                rows.append(row)
-                if len(rows) > steps:
-                    break
-                tokens.append(job.forced[len(rows) - 1] if job.forced else token)
-                if tokens[-1] != token:
-                    break
-        np.save(Path(job.folder) / "probe.npy", np.stack(rows))
-        return tokens, restarts
+                yield token, row
+
+        probe = follow(job, decode)
+        np.save(Path(job.folder) / "probe.npy", np.stack(probe.rows))
+        return probe
 
 
 class VLLMExport(VLLM):

@@ -29,13 +29,13 @@ class ServeVLLM(VLLM):
         timed = time_serving(
             job, lambda prompts: self.serve(prompts, serving.new_tokens, serving.in_flight)
         )
-        tokens, restarts = self.probe(job)
+        probe = self.probe(job)
         return Measurement(
             **vars(timed),
             load_s=load_s,
             granted=self.granted(),
-            tokens=tokens,
-            notes=self.notes(blocks, restarts),
+            tokens=probe.tokens,
+            notes=self.notes(blocks, probe.restarts),
         )
 
     def serve(self, prompts: list[list[int]], new_tokens: int, in_flight: int) -> Serve:
