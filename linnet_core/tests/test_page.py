@@ -209,6 +209,7 @@ def test_every_row_is_there_and_says_why_it_did_not_run(data: dict[str, Any]) ->
         "serve-tgi": MISSING,
         "optimum-onnx": MISSING,
         "ort-genai": MISSING,
+        "llamacpp-original": MISSING,
     }
     charts = {chart.quantity.name: chart for chart in page_charts(found)}
     assert [(a.names, a.reason) for a in charts["serve_tok_s"].absent] == [("TGI", MISSING)]

@@ -207,7 +207,7 @@ def test_the_csv_has_every_row_and_no_formula(tmp_path: Path) -> None:
 
     write_site([changed(tmp_path, spoil)], tmp_path)
     found = list(csv.DictReader(io.StringIO((tmp_path / f"{NAME}.csv").read_text())))
-    assert len(found) == 36
+    assert len(found) == 37
     first = found[0]
     assert (first["key"], first["title"], first["notes"]) == (
         "transformers", "'=HYPERLINK(1)", "'+1; a",

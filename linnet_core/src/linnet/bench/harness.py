@@ -30,6 +30,7 @@ from linnet.plugins.benchmark import (
 from linnet.plugins.descriptors import BenchMethod
 from linnet.plugins.manager import plugin_manager
 from linnet.runtime.load import bind
+from linnet.weights.binding import main_encoding
 
 REFERENCE = "transformers"
 """The method whose f32 logits the others are compared with."""
@@ -37,6 +38,8 @@ REFERENCE = "transformers"
 
 class Bench:
     """A benchmark of one model: ``run`` gives the results as they grow, row by row.
+
+    ``encoding`` is what the model's file stores most of its numbers in: ``bf16``, ``q4_1``.
 
     With ``output`` they are saved there after every row, and what is there already of the same
     benchmark is kept. Raises BenchError for a file of another benchmark.
@@ -58,6 +61,7 @@ class Bench:
                 f"{workload.context} positions are needed, but {model} has {bound.max_positions}"
             )
         self.prompts = workload.prompts(bound.vocab)
+        self.encoding = main_encoding(bound)
         self.limit_s = limit_s
         self.serving, self.vocab, self.max_positions = serving, bound.vocab, bound.max_positions
         self.reference: resume.Reference | None = None

@@ -3,6 +3,7 @@
 ``linnet bench setup NAME`` makes the environment of a peer.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -94,7 +95,12 @@ def bench(
     methods: Annotated[
         str | None, typer.Option(help="Keys, separated by commas; all that are installed if left.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Dtypes, separated by commas.")] = "f32,bf16",
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Dtypes, separated by commas; f32, bf16 and that of the model's own file if left."
+        ),
+    ] = None,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 512,
     new_tokens: Annotated[int, typer.Option(help="Tokens that each run generates.")] = 128,
     runs: Annotated[int, typer.Option(help="Timed runs of each row.")] = 5,
@@ -126,13 +132,15 @@ def bench(
     serving = serving or ("standard" if has_gpu() else "small")
     if serving not in SERVING:
         raise typer.BadParameter(f"--serving is {serving!r}; it is one of {', '.join(SERVING)}")
-    chosen = choose(methods, [name for name in dtype.split(",") if name])
 
     def each(row: dict[str, Any]) -> None:
         note(f"{row['title']} {row['dtype']}: {row['error'] or summary(row)}")
 
     many = replace(SERVING[serving], seed=seed)
+    found = find_methods(methods)
     benchmark = Bench(model, workload, thread_budget(threads), output, many, limit)
+    dtypes = ["f32", "bf16", benchmark.encoding] if dtype is None else dtype.split(",")
+    chosen = in_dtypes(found, dtypes)
     if benchmark.results["rows"]:
         note(f"{output} has {len(benchmark.results['rows'])} finished rows, which are kept")
     results = benchmark.run(chosen, each)
@@ -142,16 +150,22 @@ def bench(
         print_table(HEAD, [cells(row) for row in results["rows"]])
 
 
-def choose(keys: str | None, dtypes: list[str]) -> list[tuple["BenchMethod", str]]:
-    """The methods to measure, in each dtype that they have."""
+def find_methods(keys: str | None) -> list["BenchMethod"]:
+    """The methods of keys that commas separate, or all that are installed."""
     from linnet.plugins.manager import plugin_manager
 
     manager = plugin_manager()
     if keys is None:
-        found = list(manager.bench_methods.values())
-    else:
-        found = [manager.bench_method(key) for key in keys.split(",") if key]
-    pairs = [(method, name) for method in found for name in dtypes if name in method.dtypes]
+        return list(manager.bench_methods.values())
+    return [manager.bench_method(key) for key in keys.split(",") if key]
+
+
+def in_dtypes(
+    methods: Sequence["BenchMethod"], dtypes: Sequence[str]
+) -> list[tuple["BenchMethod", str]]:
+    """Each method in each of the dtypes that it has."""
+    dtypes = [name for name in dict.fromkeys(dtypes) if name]
+    pairs = [(method, name) for method in methods for name in dtypes if name in method.dtypes]
     if not pairs:
         raise LinnetError(
             f"no method to measure in {', '.join(dtypes)}; see `linnet plugins list`, and install "

@@ -1,8 +1,10 @@
 """Binding: every parameter gets exactly one tensor that fits, and every tensor is used."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -68,6 +70,14 @@ def matrix_dtype(model: BoundModel) -> DType:
     """
     kinds = {p.dtype for p in model.parameters.values() if len(p.shape) > 1}
     return kinds.pop() if len(kinds) == 1 else DType.F32
+
+
+def main_encoding(model: BoundModel) -> str:
+    """What the file stores most of the model's numbers in: ``bf16``, ``q4_1``."""
+    numbers: Counter[str] = Counter()
+    for tensor in model.checkpoint.tensors.values():
+        numbers[tensor.encoding or tensor.dtype.value] += prod(tensor.shape)
+    return numbers.most_common(1)[0][0]
 
 
 def stored_tensors(model: BoundModel) -> dict[str, StoredTensor]:

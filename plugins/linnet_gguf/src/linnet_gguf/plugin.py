@@ -37,16 +37,20 @@ def linnet_register_exporters() -> list[Exporter]:
 
 @hookimpl
 def linnet_register_bench_methods() -> list[BenchMethod]:
-    """llama.cpp, on Linnet's GGUF."""
+    """llama.cpp, on Linnet's GGUF and on the model's own."""
     return [
         BenchMethod(
-            name="llamacpp",
-            target="linnet_gguf.peers.llamacpp:LlamaCpp",
-            title="llama.cpp",
+            name=name,
+            target=f"linnet_gguf.peers.llamacpp:{target}",
+            title=title,
             group="LLM engines",
-            dtypes=("f32", "f16", "bf16", "q8_0", "q4_1"),
+            dtypes=("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1"),
             environment="llamacpp",
             packages=("xllamacpp==2026.10.11549",),
             api_version=1,
+        )
+        for name, target, title in (
+            ("llamacpp-original", "LlamaCppOriginal", "llama.cpp on the model's own GGUF"),
+            ("llamacpp", "LlamaCpp", "llama.cpp on Linnet's GGUF"),
         )
     ]

@@ -48,7 +48,8 @@ KNOWN = {
         Known("sglang-export", "SGLang on Linnet's export", ENGINES, "export", ("sglang",)),
         Known("tgi", "TGI", ENGINES),
         Known("tgi-export", "TGI on Linnet's export", ENGINES, "export", ("tgi",)),
-        Known("llamacpp", "llama.cpp on Linnet's GGUF", ENGINES, "export"),
+        Known("llamacpp-original", "llama.cpp on the model's own GGUF", ENGINES),
+        Known("llamacpp", "llama.cpp on Linnet's GGUF", ENGINES, "export", ("llamacpp-original",)),
         Known("serve-linnet-torch", "linnet.serve, PyTorch", SERVING, "linnet", ("serve-vllm",)),
         Known("serve-linnet-jax", "linnet.serve, XLA", SERVING, "linnet", ("serve-vllm",)),
         Known("serve-linnet-ort", "linnet.serve, ONNX Runtime", SERVING, "linnet", ("serve-vllm",)),
@@ -114,7 +115,7 @@ CONTESTS = (
         "exports",
         "the same engines, on Linnet's exports",
         "decode_tok_s",
-        _exports("vllm", "sglang", "tgi"),
+        (*_exports("vllm", "sglang", "tgi"), (("llamacpp",), ("llamacpp-original",))),
         small=True,
     ),
     Contest(

@@ -1,4 +1,4 @@
-"""llama.cpp through ``xllamacpp``, on Linnet's GGUF of the same dtype.
+"""llama.cpp through ``xllamacpp``, on Linnet's GGUF of the same dtype or on the model's own.
 
 ``xllamacpp`` offers llama.cpp's server, which also answers calls from within the process: no HTTP
 is timed. The whole answer is timed by us; llama.cpp's own clock splits it, since an answer in
@@ -32,13 +32,8 @@ class LlamaCpp:
         if bound.checkpoint.text.tokenizer is None:
             raise BenchError("llama.cpp loads no model without a tokenizer, and this one has none")
         artifact = GGUFExporter().export(bound, Path(job.folder) / "gguf", {"dtype": job.dtype})
-        workload = job.workload
-        middle = workload.prompt_tokens + workload.new_tokens // 2
-        return Prepared(
-            str(artifact.files[0]),
-            step_bytes(artifact.files[0], bound, middle),
-            [f"reads Linnet's GGUF in {job.dtype}", *artifact.notes],
-        )
+        notes = [f"reads Linnet's GGUF in {job.dtype}", *artifact.notes]
+        return _prepared(job, artifact.files[0], bound, notes)
 
     def measure(self, job: Job) -> Measurement:
         """Load, warm up, time every run, then decode the probe with the reference's tokens."""
@@ -137,6 +132,28 @@ class LlamaCpp:
             logprobs=np.array(logprobs, np.float64),
         )
         return tokens[:-1]
+
+
+class LlamaCppOriginal(LlamaCpp):
+    """The same on a GGUF file that is not of Linnet's making."""
+
+    def prepare(self, job: Job) -> Prepared:
+        """The model's own file. Raises BenchError where that is no GGUF, or is in another dtype."""
+        from linnet.runtime.load import bind
+        from linnet.weights.binding import main_encoding
+
+        bound = bind(job.model)
+        file, stored = bound.checkpoint.location, main_encoding(bound)
+        if bound.checkpoint.format != "gguf":
+            raise BenchError(f"the model's own files are {bound.checkpoint.format}, not GGUF")
+        if stored != job.dtype:
+            raise BenchError(f"the model's own file is in {stored}, not {job.dtype}")
+        return _prepared(job, file, bound, [f"reads the model's own {file.name}"])
+
+
+def _prepared(job: Job, file: Path, bound: Any, notes: list[str]) -> Prepared:
+    middle = job.workload.prompt_tokens + job.workload.new_tokens // 2
+    return Prepared(str(file), step_bytes(file, bound, middle), notes)
 
 
 def step_bytes(file: Path, bound: Any, context: int) -> int:
