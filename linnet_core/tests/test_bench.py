@@ -12,7 +12,8 @@ import pytest
 
 from linnet.bench import machine, results, sessions
 from linnet.bench.harness import run_job
-from linnet.errors import BenchError
+from linnet.cli.bench import in_dtypes
+from linnet.errors import BenchError, LinnetError
 from linnet.plugins.benchmark import (
     SERVING,
     Job,
@@ -264,3 +265,21 @@ def test_results_are_json(tmp_path: Path) -> None:
         "key", "dtype", "title", "group", "granted", "metrics", "distance", "share_of_limit",
         "notes", "error",
     }  # fmt: skip
+
+
+def test_what_is_compared_is_timed_one_after_the_other() -> None:
+    def method(name: str, group: str, *dtypes: str) -> BenchMethod:
+        return BenchMethod(name, "x:X", name, group, dtypes, api_version=1)
+
+    methods = [
+        method("peer", "one", "f32", "bf16"),
+        method("many", "two", "bf16"),
+        method("ours", "one", "bf16", "f32", "int8"),
+    ]
+    pairs = [(m.name, dtype) for m, dtype in in_dtypes(methods, ["f32", "bf16", "f32"])]
+    assert pairs == [
+        *(("peer", "f32"), ("ours", "f32"), ("peer", "bf16"), ("ours", "bf16")),
+        ("many", "bf16"),
+    ]
+    with pytest.raises(LinnetError, match="no method to measure in f64"):
+        in_dtypes(methods, ["f64"])

@@ -163,9 +163,19 @@ def find_methods(keys: str | None) -> list["BenchMethod"]:
 def in_dtypes(
     methods: Sequence["BenchMethod"], dtypes: Sequence[str]
 ) -> list[tuple["BenchMethod", str]]:
-    """Each method in each of the dtypes that it has."""
+    """Each method in each of the dtypes that it has.
+
+    What a page compares is next to each other: a group's methods in one dtype, then in the next.
+    A machine's speed changes within minutes, and a ratio should not.
+    """
     dtypes = [name for name in dict.fromkeys(dtypes) if name]
-    pairs = [(method, name) for method in methods for name in dtypes if name in method.dtypes]
+    pairs = [
+        (method, name)
+        for group in dict.fromkeys(method.group for method in methods)
+        for name in dtypes
+        for method in methods
+        if method.group == group and name in method.dtypes
+    ]
     if not pairs:
         raise LinnetError(
             f"no method to measure in {', '.join(dtypes)}; see `linnet plugins list`, and install "

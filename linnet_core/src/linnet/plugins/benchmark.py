@@ -94,7 +94,7 @@ class Serving:
 
 SERVING = {
     "standard": Serving("standard", 256, 128, 512, 128, 64),
-    "small": Serving("small", 16, 64, 256, 32, 8),
+    "small": Serving("small", 16, 32, 128, 32, 8),
 }
 """The workload of the page, and one for machines that would take hours for it."""
 
