@@ -55,8 +55,7 @@ class SessionMethod:
 
     def weight_bytes(self, model: BoundModel, job: Job) -> int:
         """What a step at the middle of a run must read; who encodes weights says it otherwise."""
-        middle = job.workload.prompt_tokens + job.workload.new_tokens // 2
-        return step_bytes(model, job.dtype, middle)
+        return step_bytes(model, job.dtype, job.workload.middle)
 
 
 def vector(*values: int) -> Any:

@@ -41,6 +41,11 @@ class Workload:
         """Positions a cache must hold."""
         return self.prompt_tokens + max(self.new_tokens, self.probe_tokens + 1)
 
+    @property
+    def middle(self) -> int:
+        """Positions that a step reads halfway through a run: what its bytes are counted at."""
+        return self.prompt_tokens + self.new_tokens // 2
+
     def prompts(self, vocab: int) -> list[list[int]]:
         """A prompt for each warm-up and run, the last for the probe; each starts differently."""
         count = self.warmups + self.runs + 1

@@ -8,10 +8,8 @@ of the tokens that it chooses, which a second manager of the same model gives.
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
@@ -21,6 +19,7 @@ from linnet.errors import BenchError
 from linnet.plugins.benchmark import Job, Measurement, Serve
 from linnet.runtime.load import bind
 from linnet_hf.backend import load_model, versions
+from linnet_hf.peers.probe import Probe, follow_listed
 
 PAGE = 256
 """Positions of a page of its cache: its own default."""
@@ -47,7 +46,7 @@ class Batched:
                 lambda prompts: self.serve(manager, prompts, serving.new_tokens, serving.in_flight),
             )
             attention = self.model.config._attn_implementation
-        tokens, restarts = self.probe(job)
+        probe = self.probe(job)
         return Measurement(
             **vars(timed),
             load_s=load_s,
@@ -60,11 +59,11 @@ class Batched:
                 "rows": serving.in_flight,
                 "threads": torch.get_num_threads(),
             },
-            tokens=tokens,
+            tokens=probe.tokens,
             notes=[
                 *versions(),
                 f"{attention} attention, a cache of {pages} pages of {PAGE} positions",
-                f"the probe began anew {restarts} times, where another token was chosen",
+                f"the probe began anew {probe.restarts} times, where another token was chosen",
             ],
         )
 
@@ -116,34 +115,18 @@ class Batched:
         order = range(len(prompts))
         return Serve(seconds, [waits[n] for n in order], [tokens[n] for n in order])
 
-    def probe(self, job: Job) -> tuple[list[int], int]:
-        """Save ids and log-probabilities ``[probe_tokens + 1, 1]``; the tokens, and restarts."""
-        steps = job.workload.probe_tokens
-        ids: list[int] = []
-        logprobs: list[float] = []
-        tokens: list[int] = []
-        restarts = -1
+    def probe(self, job: Job) -> Probe[Any]:
+        """Save ids and log-probabilities ``[probe_tokens + 1, 1]``: of the tokens it chooses."""
         pages = -(-job.workload.context // PAGE) + 1
         with self.manager(pages, 1, logprobs=True) as manager:
-            while len(ids) <= steps:
-                restarts += 1
-                prompt = [*job.prompts[-1], *tokens]
-                manager.add_request(prompt, max_new_tokens=steps + 1 - len(ids))
+
+            def decode(prompt: list[int], wanted: int) -> Iterator[tuple[int, Any]]:
+                manager.add_request(prompt, max_new_tokens=wanted)
                 result = finished(manager)
                 for token, logprob in zip(result.generated_tokens, result.logprobs, strict=True):
-                    ids.append(token)
-                    logprobs.append(logprob)
-                    if len(ids) > steps:
-                        break
-                    tokens.append(job.forced[len(ids) - 1] if job.forced else token)
-                    if tokens[-1] != token:
-                        break
-        np.savez(
-            Path(job.folder) / "probe.npz",
-            ids=np.array(ids)[:, None],
-            logprobs=np.array(logprobs, np.float64)[:, None],
-        )
-        return tokens, restarts
+                    yield token, [(token, logprob)]
+
+            return follow_listed(job, decode)
 
 
 def finished(manager: Any) -> Any:

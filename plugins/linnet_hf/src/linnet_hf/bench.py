@@ -38,7 +38,6 @@ class Eager:
             timed = time_runs(job, self.generate)
             tokens, logits = self.probe(job.prompts[-1], job.forced, workload.probe_tokens)
         np.save(Path(job.folder) / "probe.npy", logits)
-        middle = workload.prompt_tokens + workload.new_tokens // 2
         return Measurement(
             **vars(timed),
             load_s=load_s,
@@ -50,7 +49,7 @@ class Eager:
                 "attention": self.model.config._attn_implementation,
                 "threads": torch.get_num_threads(),
             },
-            weight_bytes=step_bytes(bound, job.dtype, middle),
+            weight_bytes=step_bytes(bound, job.dtype, workload.middle),
             tokens=tokens,
             notes=versions(),
         )

@@ -31,7 +31,7 @@ class OnnxRuntime(SessionMethod):
             prod(size for size in state.type.shape[2:] if isinstance(size, int))
             for state in model.program.states
         )
-        return weights + 4 * numbers * (workload.prompt_tokens + workload.new_tokens // 2)
+        return weights + 4 * numbers * workload.middle
 
 
 class TensorRT(SessionMethod):

@@ -152,8 +152,7 @@ class LlamaCppOriginal(LlamaCpp):
 
 
 def _prepared(job: Job, file: Path, bound: Any, notes: list[str]) -> Prepared:
-    middle = job.workload.prompt_tokens + job.workload.new_tokens // 2
-    return Prepared(str(file), step_bytes(file, bound, middle), notes)
+    return Prepared(str(file), step_bytes(file, bound, job.workload.middle), notes)
 
 
 def step_bytes(file: Path, bound: Any, context: int) -> int:

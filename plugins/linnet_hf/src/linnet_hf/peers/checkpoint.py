@@ -7,6 +7,9 @@ from linnet.plugins.benchmark import Job, Prepared
 from linnet.runtime.load import bind
 from linnet.weights.binding import BoundModel
 
+DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+"""What every peer calls a dtype."""
+
 
 def exported(job: Job, dtype: str | None = None) -> Prepared:
     """Linnet's export in the job's dtype, or in another that the peer makes its own of."""
@@ -44,5 +47,4 @@ def own_or_exported(job: Job, dtype: str | None = None) -> Prepared:
 
 
 def _step_bytes(bound: BoundModel, job: Job, dtype: str) -> int:
-    workload = job.workload
-    return step_bytes(bound, dtype, workload.prompt_tokens + workload.new_tokens // 2)
+    return step_bytes(bound, dtype, job.workload.middle)

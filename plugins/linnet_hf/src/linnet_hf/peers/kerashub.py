@@ -14,9 +14,7 @@ import numpy as np
 
 from linnet.bench.timing import time_runs
 from linnet.plugins.benchmark import Job, Measurement, Prepared, Run
-from linnet_hf.peers.checkpoint import own_or_exported
-
-DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+from linnet_hf.peers.checkpoint import DTYPES, own_or_exported
 
 
 class KerasHub:

@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 from linnet.plugins.benchmark import Job
 
@@ -38,4 +41,19 @@ def follow(job: Job, decode: Callable[[list[int], int], Iterable[tuple[int, Row]
             probe.tokens.append(job.forced[len(probe.rows) - 1] if job.forced else token)
             if probe.tokens[-1] != token:
                 break
+    return probe
+
+
+def follow_listed(
+    job: Job, decode: Callable[[list[int], int], Iterable[tuple[int, Any]]]
+) -> Probe[Any]:
+    """Follow an engine that lists K likely tokens of each position, as ``(id, log-probability)``.
+
+    They are saved as ids i64 and log-probabilities f64 ``[probe_tokens + 1, K]``.
+    """
+    probe = follow(job, decode)
+    listed = np.array(probe.rows, np.float64)
+    np.savez(
+        Path(job.folder) / "probe.npz", ids=listed[..., 0].astype(np.int64), logprobs=listed[..., 1]
+    )
     return probe

@@ -11,15 +11,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from linnet.bench.timing import Timed, time_runs, time_serving
 from linnet.errors import BenchError
 from linnet.plugins.benchmark import Job, Measurement, Prepared, Run, Serve
-from linnet_hf.peers.checkpoint import exported, original
-from linnet_hf.peers.probe import Probe, follow
+from linnet_hf.peers.checkpoint import DTYPES, exported, original
+from linnet_hf.peers.probe import Probe, follow_listed
 
-DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 LISTED = 1024
 """Likeliest tokens of a position that the distance is taken of."""
 SPARE = 8
@@ -127,14 +124,9 @@ class SGLang:
             )
             listed = answer["meta_info"]["output_top_logprobs"]
             for token, row in zip(answer["output_ids"], listed, strict=True):
-                yield token, np.array([entry[:2] for entry in row], np.float64)
+                yield token, [(number, logprob) for logprob, number, _ in row]
 
-        probe = follow(job, decode)
-        rows = np.stack(probe.rows)
-        np.savez(
-            Path(job.folder) / "probe.npz", ids=rows[..., 1].astype(np.int64), logprobs=rows[..., 0]
-        )
-        return probe
+        return follow_listed(job, decode)
 
 
 class SGLangExport(SGLang):

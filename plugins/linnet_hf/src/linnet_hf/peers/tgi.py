@@ -18,18 +18,15 @@ from pathlib import Path
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
-import numpy as np
-
 from linnet.bench.timing import Timed, time_runs, time_serving
 from linnet.errors import BenchError
 from linnet.plugins.benchmark import Job, Measurement, Prepared, Run, Serve
 from linnet.runtime.load import bind
 from linnet.runtime.tokenizer import Tokenizer
-from linnet_hf.peers.checkpoint import exported, original
-from linnet_hf.peers.probe import Probe, follow
+from linnet_hf.peers.checkpoint import DTYPES, exported, original
+from linnet_hf.peers.probe import Probe, follow_listed
 
 LAUNCHER = "text-generation-launcher"
-DTYPES = {"bf16": "bfloat16", "f16": "float16"}
 LISTED = 64
 """Likeliest tokens of a position that the distance is taken of."""
 SPARE = 1.25
@@ -120,12 +117,7 @@ class TGI:
             for sent in self.stream(prompt, wanted, top_n_tokens=LISTED):
                 yield sent.token.id, [(top.id, top.logprob) for top in sent.top_tokens]
 
-        probe = follow(job, decode)
-        rows = np.array(probe.rows)
-        np.savez(
-            Path(job.folder) / "probe.npz", ids=rows[..., 0].astype(np.int64), logprobs=rows[..., 1]
-        )
-        return probe
+        return follow_listed(job, decode)
 
 
 class TGIExport(TGI):

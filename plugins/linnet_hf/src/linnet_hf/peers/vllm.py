@@ -16,10 +16,9 @@ import numpy as np
 from linnet.bench.timing import time_runs
 from linnet.errors import BenchError
 from linnet.plugins.benchmark import Job, Measurement, Prepared, Run
-from linnet_hf.peers.checkpoint import exported, original
+from linnet_hf.peers.checkpoint import DTYPES, exported, original
 from linnet_hf.peers.probe import Probe, follow
 
-DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 BLOCK = 128
 """Positions of a block of vLLM's cache on a CPU."""
 
