@@ -112,6 +112,7 @@ def test_a_killed_benchmark_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     rows = json.loads(path.read_text())["rows"]
     assert [row["key"] for row in rows] == ["transformers", "a", "b"]
     assert all(row["distance"]["max_abs"] == 0 for row in rows)
+    assert all(row["took_s"] >= 0 for row in rows)
 
     (tmp_path / "results.reference.npz").unlink()
     harness.Bench(str(tmp_path / "model"), SMALL, 1, path).run(wanted, lambda row: None)

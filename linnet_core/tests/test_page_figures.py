@@ -81,8 +81,22 @@ def test_without_the_values_the_ends_are_taken() -> None:
     assert found.confidence == pytest.approx(1 - 2 / 2**10)
 
 
+@pytest.mark.parametrize("runs", [2, 3, 4])
+def test_few_runs_of_a_normal_distribution_hold_the_median_as_often(runs: int) -> None:
+    draw = random.Random(0)
+    found = [median_interval(metric(*(draw.gauss(9, 1) for _ in range(runs)))) for _ in range(4000)]
+    hits = sum(f.low / (1 - RESTART) <= 9 <= f.high / (1 + RESTART) for f in found)
+    assert found[0].confidence is not None
+    assert hits / 4000 == pytest.approx(found[0].confidence, abs=0.015)
+
+
 def test_few_runs_say_how_little_they_know() -> None:
-    assert median_interval(metric(1, 2, 3)).confidence == pytest.approx(0.75)
+    three = median_interval(metric(5, 6, 7))
+    assert (three.low, three.high) == (3 * (1 - RESTART), 9 * (1 + RESTART))
+    assert median_interval(metric(1, 9)).low == 0
+    five = median_interval(metric(1, 2, 3, 4, 5))
+    assert (five.low, five.high) == (1 - RESTART, 5 * (1 + RESTART))
+    assert five.confidence == pytest.approx(1 - 2 / 2**5)
     assert median_interval(metric(2.0)).confidence is None
     unknown = median_interval(Metric(2.0, None, None, 10))
     assert (unknown.low, unknown.high) == (2 * (1 - RESTART), 2 * (1 + RESTART))
@@ -104,7 +118,7 @@ def test_a_ratio_says_what_its_interval_is_short_of() -> None:
     one = ratio(metric(1), metric(1, 2, 3))
     assert three is not None
     assert one is not None
-    assert three.caveat == "50% confidence"
+    assert three.caveat == "92% confidence"
     assert one.caveat == "without a spread of runs"
 
 

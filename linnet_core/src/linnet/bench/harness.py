@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -102,7 +103,9 @@ class Bench:
         for method, dtype in order:
             if (method.name, dtype) in kept:
                 continue
+            start = time.monotonic()
             row = self._row(method, dtype)
+            row["took_s"] = round(time.monotonic() - start, 1)
             self.results["rows"].append(row)
             self._save()
             each(row)

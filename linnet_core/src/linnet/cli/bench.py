@@ -201,7 +201,7 @@ def summary(row: dict[str, Any]) -> str:
     """A row in a line."""
     _, _, first, decode, share, *_ = cells(row)
     of_limit = f", {share} of the bandwidth limit" if share else ""
-    return f"first token {first} ms, {decode} tok/s{of_limit}"
+    return f"first token {first} ms, {decode} tok/s{of_limit} (took {row['took_s']:.0f} s)"
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -2,10 +2,11 @@
 
 A median's interval is distribution-free: of n sorted runs, the k-th from either end enclose the
 true median with a probability that follows from the binomial distribution alone. k is the largest
-for which that is 97.5 %, so that a ratio of two is enclosed in 95 %. Fewer than seven runs cannot
+for which that is 97.5 %, so that a ratio of two is enclosed in 95 %. Five or six runs cannot
 give that; they give all that they have, from the least to the most, and the lower confidence is
-stated. A process that is started again gives other medians than its runs, which agree among
-themselves, suggest: every end is taken ``RESTART`` further out.
+stated. Fewer are no better than a coin there: the whole spread is added at both ends, whose
+confidence is that of a normal distribution. A process that is started again gives other medians
+than its runs, which agree among themselves, suggest: every end is taken ``RESTART`` further out.
 """
 
 import math
@@ -17,6 +18,8 @@ RESTART = 0.015
 """Relative; medians of a process that is started anew differ by this much."""
 LEVEL = 0.975
 """Of each median; both hold together in 95 %."""
+FEW = {2: 0.79, 3: 0.96, 4: 0.99}
+"""How often so many normal values enclose their median, with their spread added at both ends."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,9 @@ def median_interval(metric: Metric) -> Interval:
         confidence = 1 - 2 * _tail(metric.n, depth)
         runs = sorted(metric.values) or [metric.low, metric.high]
         low, high = runs[depth - 1], runs[-depth]
+        if metric.n in FEW:
+            spread, confidence = high - low, FEW[metric.n]
+            low, high = max(0.0, low - spread), high + spread
     return Interval(low * (1 - RESTART), high * (1 + RESTART), confidence)
 
 
