@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 
 import linnet
-from linnet.errors import UnavailableError
 from linnet.models.llama import Llama
 from linnet.runtime.load import bind
 from linnet.testing.fixtures import f0_config, random_checkpoint
 from linnet.testing.text import f0_text
+from linnet.verification.engine import Engine
 from linnet.weights.binding import BoundModel
-from linnet_gguf.export import LLAMACPP
 from linnet_hf.backend import load_model
-from linnet_hf.export import ENGINES
 
 pytestmark = pytest.mark.slow
 
@@ -53,24 +51,8 @@ def f0(**overrides: Any) -> BoundModel:
     return Llama().bind(replace(checkpoint, text=f0_text()))
 
 
-@pytest.fixture(scope="module")
-def llamacpp() -> None:
-    try:
-        LLAMACPP.python()
-    except UnavailableError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture(scope="module")
-def vllm() -> None:
-    try:
-        ENGINES["vllm"].python()
-    except UnavailableError as error:
-        pytest.skip(str(error))
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_llamacpp_computes_what_linnet_does(variant: str, llamacpp: None, tmp_path: Path) -> None:
+def test_llamacpp_computes_what_linnet_does(variant: str, llamacpp: Engine, tmp_path: Path) -> None:
     model = f0(**VARIANTS[variant])
     artifact = linnet.gguf.export(model, tmp_path / "out", dtype="f32", verify="llamacpp")
     assert artifact.verification is not None
@@ -80,7 +62,7 @@ def test_llamacpp_computes_what_linnet_does(variant: str, llamacpp: None, tmp_pa
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_the_real_model_in_llamacpp(
-    dtype: str, llamacpp: None, smollm2_path: Path, tmp_path: Path
+    dtype: str, llamacpp: Engine, smollm2_path: Path, tmp_path: Path
 ) -> None:
     artifact = linnet.gguf.export(bind(smollm2_path), tmp_path / "out", dtype=dtype, verify=True)
     assert artifact.verification is not None
@@ -88,18 +70,14 @@ def test_the_real_model_in_llamacpp(
     assert artifact.verification["texts"] == {"compared": 60, "differing": []}
 
 
-def test_the_real_model_in_sglang(smollm2_path: Path, tmp_path: Path) -> None:
-    try:
-        ENGINES["sglang"].python()
-    except UnavailableError as error:
-        pytest.skip(str(error))
+def test_the_real_model_in_sglang(sglang: Engine, smollm2_path: Path, tmp_path: Path) -> None:
     artifact = linnet.hf.export(bind(smollm2_path), tmp_path / "out", dtype="bf16", verify="sglang")
     assert artifact.verification is not None
     assert artifact.verification["distance"]["positions"] == 511
     assert artifact.verification["texts"] == {"compared": 60, "differing": []}
 
 
-def test_the_real_model_in_vllm(vllm: None, smollm2_path: Path, tmp_path: Path) -> None:
+def test_the_real_model_in_vllm(vllm: Engine, smollm2_path: Path, tmp_path: Path) -> None:
     artifact = linnet.hf.export(bind(smollm2_path), tmp_path / "out", dtype="bf16", verify="vllm")
     assert artifact.verification is not None
     assert artifact.verification["texts"] == {"compared": 60, "differing": []}
@@ -119,7 +97,7 @@ print(json.dumps([engine.generate(prompt, 64).tokens for prompt in prompts]))
 
 
 def test_vllm_goes_on_alike_from_the_original(
-    vllm: None, smollm2_path: Path, tmp_path: Path
+    vllm: Engine, smollm2_path: Path, tmp_path: Path
 ) -> None:
     """Ten prompts, 64 greedy tokens of each: what vLLM reads of Linnet's and of Transformers'."""
     model = bind(smollm2_path)
@@ -129,7 +107,7 @@ def test_vllm_goes_on_alike_from_the_original(
     prompts = [draw.integers(0, model.vocab, 20 + 17 * i).tolist() for i in range(10)]
     made = []
     for name in ("original", "export"):
-        command = [ENGINES["vllm"].python(), "-c", GENERATE, tmp_path / name, json.dumps(prompts)]
+        command = [vllm.python(), "-c", GENERATE, tmp_path / name, json.dumps(prompts)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         made.append(json.loads(done.stdout.splitlines()[-1]))
     assert [len(tokens) for tokens in made[0]] == [64] * 10

@@ -14,10 +14,8 @@ from linnet.errors import UnavailableError
 from linnet.runtime.load import bind
 from linnet.runtime.tokenizer import Tokenizer
 from linnet.spec.serialize import fingerprint
-from linnet.verification.engine import ask
+from linnet.verification.engine import Engine, ask
 from linnet.weights.binding import BoundModel
-from linnet_gguf.export import LLAMACPP
-from linnet_hf.export import ENGINES
 from linnet_hf.testing import DTYPES, MODELS, model_with_text
 
 NOT_SQUARE = "6 heads of 16 dimensions are not the hidden size 48"
@@ -132,15 +130,13 @@ def test_transformers_computes_the_same_of_an_export(name: str, tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WRITTEN)
-def test_llamacpp_computes_what_transformers_does(name: str, tmp_path: Path) -> None:
-    try:
-        LLAMACPP.python()
-    except UnavailableError as error:
-        pytest.skip(str(error))
+def test_llamacpp_computes_what_transformers_does(
+    name: str, llamacpp: Engine, tmp_path: Path
+) -> None:
     model = model_with_text(name, tmp_path / "hf")
     (file, *_) = linnet.gguf.export(bind(tmp_path / "hf"), tmp_path / "gguf").files
     tokens = np.random.default_rng(0).integers(4, 131, 200)
-    answer = ask(LLAMACPP, file, tokens.tolist(), [], threads=2)
+    answer = ask(llamacpp, file, tokens.tolist(), [], threads=2)
     with torch.inference_mode():
         logits = model(torch.from_numpy(tokens)[None]).logits[0].numpy()
     assert answer.listed is not None
@@ -159,11 +155,7 @@ def test_what_sglang_computes_otherwise_is_noted(name: str, tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_sglang_computes_what_transformers_does(name: str, tmp_path: Path) -> None:
-    try:
-        ENGINES["sglang"].python()
-    except UnavailableError as error:
-        pytest.skip(str(error))
+def test_sglang_computes_what_transformers_does(name: str, sglang: Engine, tmp_path: Path) -> None:
     # On a processor SGLang pads the MLP to a multiple of 32, and cannot with Phi-3's joined one.
     settings = {"intermediate_size": 96} if name.startswith("phi3") else {}
     model = model_with_text(name, tmp_path / "source", **settings)
@@ -171,9 +163,9 @@ def test_sglang_computes_what_transformers_does(name: str, tmp_path: Path) -> No
     tokens = np.random.default_rng(0).integers(4, 131, 200)
     if name in NOT_LOADED:
         with pytest.raises(UnavailableError, match=r"sglang ended with status"):
-            ask(ENGINES["sglang"], folder, tokens.tolist(), [], threads=2)
+            ask(sglang, folder, tokens.tolist(), [], threads=2)
         return
-    answer = ask(ENGINES["sglang"], folder, tokens.tolist(), [], threads=2)
+    answer = ask(sglang, folder, tokens.tolist(), [], threads=2)
     assert answer.listed is not None
     with torch.inference_mode():
         logits = model(torch.from_numpy(tokens)[None]).logits[0].numpy()
