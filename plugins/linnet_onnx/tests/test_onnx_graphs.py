@@ -15,7 +15,7 @@ from linnet.testing.backends import VARIANTS, bind, ints, tokens_of
 from linnet.weights.binding import BoundModel
 from linnet_onnx.graph import Graph
 from linnet_onnx.models import Graphs
-from linnet_onnx.runtime import read_block, start_session
+from linnet_onnx.runtime import start_session
 from linnet_onnx.weights import Weights
 from linnet_onnx.writer import write_entry
 
@@ -146,7 +146,7 @@ def test_a_window_of_one_is_written_out() -> None:
     model = Llama().bind(random_checkpoint(f0_config(sliding_window=1), seed=0))
     step = Graphs(model, "f32", "fast", 32).step()
     assert step.notes == ("GroupQueryAttention reads a window of 1 as none",)
-    session = start_session(step.graph, read_block(step.graph.stored), name="step", threads=1)
+    session = start_session(step.graph, name="step", threads=1)
     tokens = tokens_of(1, 9)
     feed: dict[str, Any] = {"tokens": tokens, "starts": ints(0), "lengths": ints(9)}
     for value in session.get_inputs():

@@ -10,7 +10,6 @@ import onnxruntime as ort
 from linnet.errors import UnavailableError
 from linnet.plugins.interfaces import Granted, LoadOptions, Probe
 from linnet.weights.binding import BoundModel
-from linnet.weights.checkpoint import Array
 from linnet_onnx import tensorrt
 from linnet_onnx.blocks import BITS
 from linnet_onnx.graph import Graph
@@ -67,12 +66,11 @@ class OnnxBackend:
 def _load_tensorrt(model: BoundModel, granted: Granted) -> OrtSession:
     number = int(granted.device.partition(":")[2] or 0)
 
-    def provide(
-        graph: Graph, weights: Mapping[str, Array], caches: Mapping[str, Sequence[int]]
-    ) -> Provider:
+    def provide(graph: Graph, caches: Mapping[str, Sequence[int]]) -> Provider:
         shapes = tensorrt.profiles(caches, granted.max_seq)
         facts = [*shapes.values(), *tensorrt.versions(number)]
         proto: bytes = ir.to_proto(graph.model("step")).SerializeToString()
+        weights = {stored.name: stored.read for stored in graph.stored}
         key = tensorrt.engine_key(proto, weights, facts)
         return tensorrt.PROVIDER, tensorrt.provider_options(key, shapes, number)
 

@@ -167,19 +167,6 @@ class Graph:
         read = self._read()
         return [stored for name, stored in self._stored.items() if name in read]
 
-    @property
-    def folds(self) -> bool:
-        """Whether a tensor of the file goes into what a loader computes ahead."""
-        known = {id(value) for value in self._initializers.values()}
-        ours = {id(self._initializers[name]) for name in self._stored}
-        for node in self._live():
-            given = [id(value) for value in node.inputs if value is not None]
-            if all(value in known for value in given):
-                if any(value in ours for value in given):
-                    return True
-                known.update(id(value) for value in node.outputs)
-        return False
-
     def _read(self) -> set[str]:
         return {x.name or "" for node in self._live() for x in node.inputs if x is not None}
 

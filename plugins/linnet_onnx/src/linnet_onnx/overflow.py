@@ -5,7 +5,6 @@ The graph that is run is the f32 one, with a maximum beside every value that wou
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime as ort
 
 from linnet.errors import UnavailableError
 from linnet.runtime.threads import thread_budget
@@ -14,7 +13,7 @@ from linnet.spec.types import DType
 from linnet.verification.verify import probe_tokens
 from linnet.weights.binding import BoundModel
 from linnet_onnx.graph import dims
-from linnet_onnx.runtime import read_block, start_session
+from linnet_onnx.runtime import start_session
 from linnet_onnx.weights import Weights
 from linnet_onnx.writer import write_entry
 
@@ -31,9 +30,7 @@ def peaks(model: BoundModel) -> dict[str, float]:
     for name, value in graph.floats.items():
         size = graph.op("Abs", [value], kind, dims(value))
         graph.output(f"peak.{name}", graph.op("ReduceMax", [size], kind, (), keepdims=0))
-    session: ort.InferenceSession = start_session(
-        graph, read_block(graph.stored), name="peaks", threads=thread_budget(None)
-    )
+    session = start_session(graph, name="peaks", threads=thread_budget(None))
     text = model.checkpoint.text
     tokenizer = Tokenizer(text, model.checkpoint.config) if text.tokenizer is not None else None
     values = session.run(None, {"tokens": probe_tokens(model, tokenizer)})

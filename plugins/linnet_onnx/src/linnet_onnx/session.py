@@ -21,11 +21,11 @@ from linnet.weights.checkpoint import Array
 from linnet_onnx.caches import Caches
 from linnet_onnx.graph import Graph, dims
 from linnet_onnx.models import Graphs
-from linnet_onnx.runtime import Provider, ort_value, provider_of, read_block, start_session
+from linnet_onnx.runtime import Provider, ort_value, provider_of, start_session
 from linnet_onnx.writer import present_name, state_names
 
 OPTIONS = ("seeds", "temperature", "top_k", "top_p", "min_p")
-Provide = Callable[[Graph, Mapping[str, Array], Mapping[str, Sequence[int]]], Provider]
+Provide = Callable[[Graph, Mapping[str, Sequence[int]]], Provider]
 
 
 BINDINGS = 16
@@ -80,8 +80,8 @@ class OrtSession:
     """Runs a decoder's entries.
 
     ``fused`` is whether the step is written in ONNX Runtime's own operators; ``provide`` gives the
-    provider that runs a graph on these weights, whose caches have these shapes; ``turns`` is
-    whether it needs caches on two sides.
+    provider that runs a graph whose caches have these shapes; ``turns`` is whether it needs caches
+    on two sides.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class OrtSession:
         self._program, self._vocab = model.program, model.vocab
         graphs = Graphs(model, granted.dtype, granted.numerics, granted.max_seq)
         step = graphs.step() if fused else graphs.plain_step()
-        self._graphs, self._weights = graphs, read_block(step.graph.stored)
+        self._graphs = graphs
         self._sessions: dict[str, ort.InferenceSession] = {}
         self._provider, self._threads = provider_of(granted.device), granted.threads
         sizes = {"B": granted.rows, CONTEXT: granted.max_seq}
@@ -106,7 +106,7 @@ class OrtSession:
             for value in step.graph.inputs
             if value.name in pasts
         }
-        provider = provide(step.graph, self._weights, shapes)
+        provider = provide(step.graph, shapes)
         self._step: ort.InferenceSession | None = self._start("step", step.graph, provider)
         kinds = {value.name: value.type for value in self._step.get_inputs()}
         self._caches = Caches(
@@ -127,11 +127,7 @@ class OrtSession:
         self, name: str, graph: Graph, provider: Provider | None = None
     ) -> ort.InferenceSession:
         return start_session(
-            graph,
-            self._weights,
-            name=name,
-            threads=self._threads,
-            provider=provider or self._provider,
+            graph, name=name, threads=self._threads, provider=provider or self._provider
         )
 
     def run(self, entry: str, inputs: Mapping[str, Array]) -> Array:
@@ -205,7 +201,7 @@ class OrtSession:
         return token
 
     def _session(self, name: str) -> Any:
-        """A session that few need, started when it is: it shares the weights."""
+        """A session that few need, started when it is, on weights of its own."""
         if name in self._sessions:
             return self._sessions[name]
         if name == "sample":
@@ -222,5 +218,5 @@ class OrtSession:
     def close(self) -> None:
         """Free weights, caches and sessions."""
         self._step = None
-        self._weights, self._bound, self._sessions, self._outputs = {}, {}, {}, {}
+        self._bound, self._sessions, self._outputs = {}, {}, {}
         self._caches = Caches({}, "cpu")

@@ -6,7 +6,7 @@ f32 on the CPU before anyone reads its output.
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -42,8 +42,13 @@ def refusal() -> str | None:
     return None
 
 
-def engine_key(graph: bytes, weights: Mapping[str, Array], facts: Sequence[str]) -> str:
-    """A name for what an engine is built of: the graph, every weight, profiles and versions."""
+def engine_key(
+    graph: bytes, weights: Mapping[str, Callable[[], Array]], facts: Sequence[str]
+) -> str:
+    """A name for what an engine is built of: the graph, every weight, profiles and versions.
+
+    ``weights`` are read one after the other.
+    """
     digest = hashlib.sha256()
 
     def add(part: Any) -> None:
@@ -51,7 +56,8 @@ def engine_key(graph: bytes, weights: Mapping[str, Array], facts: Sequence[str])
         digest.update(part)
 
     add(graph)
-    for name, array in sorted(weights.items()):
+    for name in sorted(weights):
+        array = weights[name]()
         add(f"{name} {array.dtype} {array.shape}".encode())
         add(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     for fact in facts:
