@@ -130,14 +130,8 @@ def write_graph(graph: Graph, name: str, where: Mapping[str, Place], folder: Pat
     model = graph.model(name)
     for stored in graph.stored:
         place = where[stored.name]
-        model.graph.initializers[stored.name].const_value = ir.ExternalTensor(
-            place.file,
-            place.offset,
-            place.length,
-            stored.kind,
-            shape=ir.Shape(stored.shape),
-            name=stored.name,
-        )
+        at = stored.lying(place.file, place.offset)
+        model.graph.initializers[stored.name].const_value = at
     proto = ir.to_proto(model)
     path = folder / f"{name}.onnx"
     path.write_bytes(proto.SerializeToString())

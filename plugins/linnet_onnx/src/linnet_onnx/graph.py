@@ -54,6 +54,11 @@ class Stored:
         """Bytes of its values."""
         return math.ceil(math.prod(self.shape) * self.kind.bitwidth / 8)
 
+    def lying(self, file: str, offset: int) -> ir.ExternalTensor:
+        """The tensor as it lies in a file, from ``offset`` on."""
+        shape = ir.Shape(self.shape)
+        return ir.ExternalTensor(file, offset, self.nbytes, self.kind, shape=shape, name=self.name)
+
 
 class Graph:
     """Gathers nodes; every method that makes a value gives it its type and shape."""
@@ -150,15 +155,7 @@ class Graph:
         if stored.name not in self._stored:
             self._stored[stored.name] = stored
             # What a loader replaces: values are read when the file is written, or given to it.
-            tensor = ir.ExternalTensor(
-                WEIGHTS,
-                0,
-                stored.nbytes,
-                stored.kind,
-                shape=ir.Shape(stored.shape),
-                name=stored.name,
-            )
-            self._initializer(stored.name, tensor)
+            self._initializer(stored.name, stored.lying(WEIGHTS, 0))
         return self._initializers[stored.name]
 
     @property

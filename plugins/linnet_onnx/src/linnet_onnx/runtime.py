@@ -82,14 +82,7 @@ def _write(stored: Sequence[Stored], path: Path) -> list[int]:
 def _placed(graph: Graph, name: str, starts: Sequence[int]) -> ir.Model:
     model = graph.model(name)
     for tensor, start in zip(graph.stored, starts, strict=True):
-        model.graph.initializers[tensor.name].const_value = ir.ExternalTensor(
-            WEIGHTS,
-            start,
-            tensor.nbytes,
-            tensor.kind,
-            shape=ir.Shape(tensor.shape),
-            name=tensor.name,
-        )
+        model.graph.initializers[tensor.name].const_value = tensor.lying(WEIGHTS, start)
     return model
 
 
