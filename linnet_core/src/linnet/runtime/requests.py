@@ -14,6 +14,11 @@ from linnet.spec.types import Dim
 if TYPE_CHECKING:
     from linnet.weights.checkpoint import Array
 
+NAMES = {"i32": "int32", "f32": "float32"}
+"""What NumPy calls the dtypes of inputs."""
+MOST = {"temperature": (2 - 2**-23) * 2.0**127, "top_k": 2**31 - 1, "top_p": 1.0, "min_p": 1.0}
+"""The largest value of each option of sampling; of a temperature, the largest of f32."""
+
 
 def check_inputs(
     program: Program,
@@ -53,7 +58,7 @@ def check_inputs(
                     f"{entry}: starts {start} + lengths {length} is over the {max_seq} positions "
                     "of a cache row; shorten the prompt, or load with a larger max_seq"
                 )
-    elif "positions" in inputs and (inputs["positions"] >= max_seq).any():
+    elif "positions" in inputs and inputs["positions"].max() >= max_seq:
         raise RequestError(
             f"{entry}: positions has {inputs['positions'].max()}, but a cache row has {max_seq} "
             "positions; stop there, or load with a larger max_seq"
@@ -63,17 +68,16 @@ def check_inputs(
 
 def _check_names(function: Function, inputs: Mapping[str, "Array"]) -> None:
     wanted = [value.name for value in function.inputs]
+    if inputs.keys() == set(wanted):
+        return
     missing = [name for name in wanted if name not in inputs]
     unknown = [name for name in inputs if name not in wanted]
-    if missing or unknown:
-        told = [
-            f"{what} {', '.join(names)}"
-            for what, names in (("misses", missing), ("does not take", unknown))
-            if names
-        ]
-        raise RequestError(
-            f"{function.name} {' and '.join(told)}; its inputs are {', '.join(wanted)}"
-        )
+    told = [
+        f"{what} {', '.join(names)}"
+        for what, names in (("misses", missing), ("does not take", unknown))
+        if names
+    ]
+    raise RequestError(f"{function.name} {' and '.join(told)}; its inputs are {', '.join(wanted)}")
 
 
 def _check_shapes(
@@ -81,26 +85,28 @@ def _check_shapes(
 ) -> None:
     import numpy as np
 
-    dtypes = {"i32": np.dtype(np.int32), "f32": np.dtype(np.float32)}
     sizes: dict[Dim, int] = dict(known)
     for value in function.inputs:
-        array = inputs[value.name]
-        what = f"{function.name}: {value.name}"
+        array, shape = inputs[value.name], value.type.shape
         if not isinstance(array, np.ndarray):
-            raise RequestError(f"{what} is a {type(array).__name__}, not a NumPy array")
-        if array.dtype != dtypes[value.type.dtype]:
-            raise RequestError(f"{what} is {array.dtype}, not {dtypes[value.type.dtype]}")
-        if array.ndim != value.type.rank:
             raise RequestError(
-                f"{what} has the shape {array.shape}, not {_shape(value.type.shape)}"
+                f"{function.name}: {value.name} is a {type(array).__name__}, not a NumPy array"
             )
-        for axis, (dim, size) in enumerate(zip(value.type.shape, array.shape, strict=True)):
+        if array.dtype != NAMES[value.type.dtype]:
+            raise RequestError(
+                f"{function.name}: {value.name} is {array.dtype}, not {NAMES[value.type.dtype]}"
+            )
+        if array.ndim != len(shape):
+            raise RequestError(
+                f"{function.name}: {value.name} has the shape {array.shape}, not {_shape(shape)}"
+            )
+        for axis, (dim, size) in enumerate(zip(shape, array.shape, strict=True)):
             want = sizes.setdefault(dim, size) if isinstance(dim, str) else dim
             if size != want or size == 0:
                 need = "1 or more" if size == want else want
                 raise RequestError(
-                    f"{what} has the shape {array.shape}, not {_shape(value.type.shape)}: axis "
-                    f"{axis} is {size}, and must be {need}"
+                    f"{function.name}: {value.name} has the shape {array.shape}, not "
+                    f"{_shape(shape)}: axis {axis} is {size}, and must be {need}"
                 )
 
 
@@ -109,23 +115,16 @@ def _shape(dims: Sequence[Dim]) -> str:
 
 
 def _between(entry: str, name: str, array: "Array", low: float, high: float, what: str) -> None:
-    wrong = ~((array >= low) & (array <= high))  # so that NaN is wrong
-    if wrong.any():
-        raise RequestError(
-            f"{entry}: {name} has {array[wrong].flat[0]}; {what} are from {low} to {high}"
-        )
+    if low <= array.min() and array.max() <= high:  # false of NaN, too
+        return
+    wrong = ~((array >= low) & (array <= high))
+    raise RequestError(
+        f"{entry}: {name} has {array[wrong].flat[0]}; {what} are from {low} to {high}"
+    )
 
 
 def _check_options(entry: str, inputs: Mapping[str, "Array"]) -> None:
     """The options of sampling; an idle row may leave them all at zero."""
-    import numpy as np
-
-    most = {
-        "temperature": float(np.finfo(np.float32).max),
-        "top_k": np.iinfo(np.int32).max,
-        "top_p": 1.0,
-        "min_p": 1.0,
-    }
-    for name, high in most.items():
+    for name, high in MOST.items():
         if name in inputs:
             _between(entry, name, inputs[name], 0, high, "values")

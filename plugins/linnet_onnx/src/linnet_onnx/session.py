@@ -21,6 +21,7 @@ from linnet.weights.checkpoint import Array
 from linnet_onnx.caches import Caches
 from linnet_onnx.graph import Graph, dims
 from linnet_onnx.models import Graphs
+from linnet_onnx.pages import added, anonymous_memory, use_huge_pages
 from linnet_onnx.runtime import Provider, ort_value, provider_of, start_session
 from linnet_onnx.writer import present_name, state_names
 
@@ -107,7 +108,11 @@ class OrtSession:
             if value.name in pasts
         }
         provider = provide(step.graph, shapes)
+        before = anonymous_memory()
         self._step: ort.InferenceSession | None = self._start("step", step.graph, provider)
+        huge = 0
+        if granted.device == "cpu":
+            huge = use_huge_pages(added(anonymous_memory(), before))
         kinds = {value.name: value.type for value in self._step.get_inputs()}
         self._caches = Caches(
             {name: (kinds[name], shape) for name, shape in shapes.items()},
@@ -120,7 +125,9 @@ class OrtSession:
             "logits": np.zeros((granted.rows, model.vocab), np.float32),
         }
         name = f"{self._step.get_providers()[0]}, ONNX Runtime {ort.__version__}"
-        notes = tuple(f"in ONNX's own operators: {note}" for note in step.notes)
+        notes = [f"in ONNX's own operators: {note}" for note in step.notes]
+        if huge:
+            notes.append(f"weights: {huge >> 20} MiB in huge pages")
         self.granted = replace(granted, provider=name, notes=(*granted.notes, *notes))
 
     def _start(
