@@ -4,10 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnxruntime import InferenceSession
 
 import linnet
+from linnet.plugins.interfaces import LoadOptions
 from linnet.runtime.load import bind
+from linnet.spec.types import DType
+from linnet.weights.dtypes import cast
 from linnet_hf.testing import FAMILIES, random_model
+from linnet_onnx.backend import OnnxBackend
 
 
 @pytest.mark.parametrize("dialect", ["standard", "ort"])
@@ -21,3 +26,34 @@ def test_onnx_of_every_family(name: str, dialect: str, tmp_path: Path) -> None:
     back = bind(tmp_path / "onnx")
     for path, parameter in model.parameters.items():
         assert np.array_equal(back.parameters[path].read(), parameter.read()), path
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_weights_in_blocks_of_every_family(name: str, dtype: str, tmp_path: Path) -> None:
+    """What is read back is off by half a step, or not at all; graphs find every weight."""
+    random_model(name, tmp_path / "source")
+    model = bind(tmp_path / "source")
+    linnet.onnx.export(model, tmp_path / "onnx", dtype=dtype)
+    tokens = np.arange(40, dtype=np.int32)[None]
+    exported = InferenceSession(tmp_path / "onnx" / "forward.onnx").run(None, {"tokens": tokens})[0]
+    options = LoadOptions(dtype=dtype, max_seq=64, threads=2)
+    logits = OnnxBackend().load(model, options).run("forward", {"tokens": tokens})
+    np.testing.assert_allclose(exported, logits, atol=1e-4)
+    back = bind(tmp_path / "onnx")
+    assert back.program == model.program
+    encoded = 0
+    for path, parameter in model.parameters.items():
+        values = cast(parameter.read(), DType.F32, path).astype(np.float64)
+        found = back.parameters[path]
+        assert found.shape == parameter.shape, path
+        tensor = found.stored
+        if tensor is None or tensor.encoding is None:
+            assert np.array_equal(found.read(), values), path
+        else:
+            encoded += 1
+            bits = int(tensor.encoding[3])
+            reach = np.abs(values).max() if bits == 8 else np.ptp(values)
+            off = np.abs(found.read() - values).max()
+            assert 0 < off <= 1.01 * reach / (2 * (127 if bits == 8 else 15)), path
+    assert encoded >= 3 * 4

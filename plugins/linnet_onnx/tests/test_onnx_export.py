@@ -212,7 +212,7 @@ def test_a_damaged_weight_is_named(value: float, dialect: str, dtype: str, tmp_p
 def test_every_matrix_is_encoded_once_and_then_let_go(
     dtype: str, tmp_path: Path, f0: BoundModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """3 layers of 4 products and the head, counted as they are encoded."""
+    """3 layers of 7 matrices and the head, counted as they are encoded."""
     made: list[weakref.ref[Any]] = []
     alive = []
 
@@ -224,11 +224,8 @@ def test_every_matrix_is_encoded_once_and_then_let_go(
 
     monkeypatch.setattr(blocks, "encode", counted)
     linnet.onnx.export(f0, tmp_path / "out", dtype=dtype, verify=True)
-    assert len(made) == 3 * 4 + 1
+    assert len(made) == 3 * 7 + 1
     assert max(alive) <= 1
-    assert sorted(path.name for path in (tmp_path / "out").glob("*.safetensors")) == [
-        "graph.safetensors"
-    ]
 
 
 def test_what_f16_cannot_hold_is_named(tmp_path: Path) -> None:

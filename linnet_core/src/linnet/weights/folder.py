@@ -1,7 +1,7 @@
 """Transformers checkpoint folders: config, safetensors, tokenizer; nothing outside the folder."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +30,28 @@ def _open(path: Path) -> Checkpoint:
     notes: list[str] = []
     folder = path if path.is_dir() else path.parent
     tensors = _folder(path, notes) if path.is_dir() else _file(path)
+    return with_files_beside(folder, "safetensors", tensors, notes)
+
+
+def with_files_beside(
+    folder: Path, format: str, tensors: Mapping[str, StoredTensor], notes: Sequence[str] = ()
+) -> Checkpoint:
+    """Tensors in the Transformers dialect, with the config and text files of their folder.
+
+    Raises CheckpointError for a config that is missing, and for files that are damaged.
+    """
     if not _there(folder, "config.json"):
         raise CheckpointError(
             f"{folder} has no config.json: tensors alone do not say what model they are; put "
             "the model's config.json beside them"
         )
-    config = read_json(inside(folder, "config.json"))
+    config, found = read_json(inside(folder, "config.json")), [*notes]
     dtypes = {name: config[name] for name in ("dtype", "torch_dtype") if config.get(name)}
     if len(set(map(str, dtypes.values()))) > 1:
         stated = " and ".join(f"{name} {value}" for name, value in dtypes.items())
-        notes.append(f"config.json states {stated}: the type that tensors are stored in counts")
-    text = _text(folder, notes)
-    return Checkpoint(folder, "safetensors", config, tensors, text, tuple(notes))
+        found.append(f"config.json states {stated}: the type that tensors are stored in counts")
+    text = _text(folder, found)
+    return Checkpoint(folder, format, config, tensors, text, tuple(found))
 
 
 def _file(path: Path) -> dict[str, StoredTensor]:

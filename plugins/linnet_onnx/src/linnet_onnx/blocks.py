@@ -46,6 +46,21 @@ def encode(values: Array, bits: int) -> tuple[Array, Array, Array | None]:
     return _pairs(codes), scales, _pairs(zeros.astype(np.uint8))
 
 
+def decode(codes: Array, scales: Array, zeros: Array | None, width: int) -> Array:
+    """The f32 ``[N, width]`` that ``encode`` made these of, as near as they hold it."""
+    if zeros is None:
+        numbers = codes.astype(np.float32) - np.float32(128)
+    else:
+        numbers = _apart(codes).astype(np.float32)
+        numbers -= _apart(zeros)[:, : scales.shape[1], None]
+    numbers *= scales[..., None]
+    return np.ascontiguousarray(numbers.reshape(len(codes), -1)[:, :width])
+
+
+def _apart(pairs: Array) -> Array:
+    return np.stack([pairs & 15, pairs >> 4], -1).reshape(*pairs.shape[:-1], -1)
+
+
 def _pairs(codes: Array) -> Array:
     """Two 4-bit numbers in each byte, the first in the lower half."""
     if codes.shape[-1] % 2:
@@ -62,7 +77,7 @@ def product(encoding: str, head: str | None) -> Special:
         g, result = w.graph, node.outputs[0].type
         n, k = (int(d) for d in node.inputs[1].type.shape)
         bits = 8 if path == head else BITS[encoding]
-        parts = _stored(path, n, k, bits, lambda: w.weights.f32(path))
+        parts = stored_parts(path, n, k, bits, lambda: w.weights.f32(path))
         operands = [x, *(g.weight(part) for part in parts)]
         y = g.op(
             "MatMulNBits",
@@ -81,8 +96,11 @@ def product(encoding: str, head: str | None) -> Special:
     return linear
 
 
-def _stored(path: str, n: int, k: int, bits: int, read: Callable[[], Array]) -> list[Stored]:
-    """Codes, scales and perhaps zeros of one matrix, encoded once for all of them."""
+def stored_parts(path: str, n: int, k: int, bits: int, read: Callable[[], Array]) -> list[Stored]:
+    """Codes, scales and perhaps zeros of one matrix, encoded once for all of them.
+
+    They are called ``PATH.int4``, ``PATH.int4.scales`` and ``PATH.int4.zeros``.
+    """
     count = -(-k // BLOCK)
 
     @cache

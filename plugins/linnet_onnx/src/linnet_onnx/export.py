@@ -16,7 +16,8 @@ from linnet.weights.paths import new_folder
 from linnet.weights.safetensors import write_text
 from linnet_onnx import files
 from linnet_onnx.blocks import BITS
-from linnet_onnx.graph import Graph
+from linnet_onnx.encoded import write_blocks
+from linnet_onnx.graph import Graph, Stored
 from linnet_onnx.models import Graphs
 from linnet_onnx.overflow import refuse_overflow
 from linnet_onnx.step import step_program
@@ -70,8 +71,13 @@ class OnnxExporter:
         with new_folder(folder) as beside:
             program, graphs = _graphs(model, dtype, dialect, context)
             files.write_text_side(model, beside)
-            same = set() if encoded else files.write_checkpoint(model, program, floats, beside)
-            _write(graphs, program, same, beside)
+            stored = {s.name: s for graph in graphs.values() for s in graph.stored}
+            if encoded:
+                where, blocks = write_blocks(model, program, stored, beside)
+            else:
+                where, blocks = _write_floats(model, program, floats, stored, beside), {}
+            for name, graph in graphs.items():
+                files.write_graph(graph, name, where, beside)
             manifest = {
                 "schema": 1,
                 "dialect": dialect,
@@ -79,20 +85,15 @@ class OnnxExporter:
                 "opset": max(graph.opset for graph in graphs.values()),
                 "max_seq": context if dialect == "ort" else None,
                 "graphs": {name: files.describe(graph) for name, graph in graphs.items()},
-            }
-            write_text(beside / "linnet-onnx.json", json.dumps(manifest, indent=1) + "\n")
+            } | ({"blocks": blocks} if encoded else {})
+            write_text(beside / files.MANIFEST, json.dumps(manifest, indent=1) + "\n")
             verification = None
             if engine is not None:
                 python = options.get("engine_python")
                 verification = verify(model, beside, engine, BOUNDS[dtype], python=python)
                 save(verification, beside)
             names = sorted(path.name for path in beside.iterdir())
-        notes = (
-            [f"weights in {dtype} are for ONNX Runtime alone: Linnet does not read them back"]
-            if encoded
-            else []
-        )
-        return Artifact(folder, tuple(folder / n for n in names), tuple(notes), verification)
+        return Artifact(folder, tuple(folder / n for n in names), (), verification)
 
 
 def _graphs(
@@ -110,16 +111,20 @@ def _graphs(
     return step_program(model.program), graphs
 
 
-def _write(graphs: Mapping[str, Graph], program: Program, same: set[str], folder: Path) -> None:
-    """Graphs, and the tensors that they cannot read from the checkpoint."""
+def _write_floats(
+    model: BoundModel, program: Program, dtype: DType, stored: Mapping[str, Stored], folder: Path
+) -> dict[str, files.Place]:
+    """The checkpoint, and the tensors that graphs cannot read from it: where each lies."""
     parts = {p.path: p.parts or (p.path,) for p in program.parameters}
-    stored = {s.name: s for graph in graphs.values() for s in graph.stored}
+    same = files.write_checkpoint(model, program, dtype, folder)
     known = {name: place for name, place in files.places(folder).items() if name in same}
-    where = {name: files.place_of(s, parts.get(name, ()), known) for name, s in stored.items()}
-    files.write_own([s for name, s in stored.items() if where[name] is None], folder)
-    own = files.places(folder)
-    for name, graph in graphs.items():
-        files.write_graph(graph, name, {n: w or own[n] for n, w in where.items()}, folder)
+    where = {name: files.place_of(s, parts[name], known) for name, s in stored.items()}
+    others = [name for name, place in where.items() if place is None]
+    if others:
+        own = [stored[name] for name in others]
+        files.write_read_once(own, others, folder / files.OWN)
+    own_places = files.places(folder)
+    return {name: place or own_places[name] for name, place in where.items()}
 
 
 def _dtype(options: Mapping[str, Any], model: BoundModel) -> str:

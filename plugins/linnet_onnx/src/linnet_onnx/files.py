@@ -2,7 +2,8 @@
 
 The weights are an ordinary ``model.safetensors``, so that the folder is a checkpoint as well, and
 graphs name places in it: nothing is stored twice. What a graph reads otherwise than the checkpoint
-has it (a norm's scale less one, a matrix in blocks) lies beside it in ``graph.safetensors``.
+has it (a norm's scale less one) lies beside it in ``graph.safetensors``. Weights in blocks are in
+``model.blocks``, see ``encoded.py``.
 """
 
 import json
@@ -27,7 +28,8 @@ from linnet.weights.mapped import OneAtATime
 from linnet.weights.safetensors import SINGLE, Entry, write_file, write_text
 from linnet_onnx.graph import KINDS, Graph, Stored
 
-OWN = "graph.safetensors"
+OWN, BLOCKS = "graph.safetensors", "model.blocks"
+MANIFEST = "linnet-onnx.json"
 TYPES = {kind: dtype for dtype, kind in KINDS.items() if dtype is not DType.U32}
 
 
@@ -68,24 +70,22 @@ def write_checkpoint(model: BoundModel, program: Program, dtype: DType, folder: 
     return same
 
 
-def write_own(stored: Sequence[Stored], folder: Path) -> None:
-    """Write what is not in the checkpoint as graphs read it, if there is any.
+def write_read_once(stored: Sequence[Stored], order: Sequence[str], path: Path) -> None:
+    """Write tensors in an order of names, as far as their widths let that be.
 
-    Each is read once, in the order given, and lies in a file meanwhile: codes, scales and zeros of
-    a matrix come from one encoding, and the final file has them apart.
+    Each is read once, in the order of ``stored``, and lies in a file meanwhile: codes, scales and
+    zeros of a matrix come from one encoding, and the final file has them apart.
     """
-    if not stored:
-        return
-    with tempfile.TemporaryFile(dir=folder) as spool:
-        entries = []
+    with tempfile.TemporaryFile(dir=path.parent) as spool:
+        entries = {}
         for s in stored:
             start = spool.tell()
             values = np.ascontiguousarray(s.read())
             spool.write(values.reshape(-1).view(np.uint8).data)
             read = partial(_again, spool, start, values.dtype, s.shape)
-            entries.append(Entry(s.name, TYPES[s.kind], s.shape, read))
+            entries[s.name] = Entry(s.name, TYPES[s.kind], s.shape, read)
             del values
-        write_file(folder / OWN, entries)
+        write_file(path, [entries[name] for name in order])
 
 
 def _again(spool: IO[bytes], start: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
@@ -97,7 +97,7 @@ def _again(spool: IO[bytes], start: int, dtype: np.dtype[Any], shape: tuple[int,
 def places(folder: Path) -> dict[str, Place]:
     """Where each tensor lies, by its name, in the files that were written."""
     found = {}
-    for name in (SINGLE, OWN):
+    for name in (SINGLE, OWN, BLOCKS):
         if (folder / name).exists():
             with (folder / name).open("rb") as file:
                 size = int.from_bytes(file.read(8), "little")
@@ -110,10 +110,7 @@ def places(folder: Path) -> dict[str, Place]:
 
 
 def place_of(stored: Stored, parts: Sequence[str], known: Mapping[str, Place]) -> Place | None:
-    """The place of a tensor, or of its parts if they lie one after the other."""
-    own = known.get(stored.name)
-    if own is not None and own.length == stored.nbytes:
-        return own
+    """The place of a tensor whose parts are called so, if they lie one after the other."""
     if not parts or any(part not in known for part in parts):
         return None
     first, end = known[parts[0]], known[parts[0]].offset

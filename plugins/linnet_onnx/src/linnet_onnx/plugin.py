@@ -1,6 +1,6 @@
 """What this distribution offers to Linnet. Imports nothing but Linnet."""
 
-from linnet.plugins.descriptors import Backend, BenchMethod, Capability, Exporter
+from linnet.plugins.descriptors import Backend, BenchMethod, Capability, Exporter, Format
 from linnet.plugins.hookspecs import hookimpl
 
 
@@ -19,6 +19,20 @@ def linnet_register_backends() -> list[Backend]:
             requires=("onnx_ir", "onnxruntime"),
             extra="linnet[onnx]",
             priority=40,
+            api_version=1,
+        )
+    ]
+
+
+@hookimpl
+def linnet_register_formats() -> list[Format]:
+    """Weights in blocks, as the exporter writes them."""
+    return [
+        Format(
+            name="onnx-blocks",
+            target="linnet_onnx.encoded:BlocksFormat",
+            suffixes=(".blocks",),
+            markers=("*.blocks",),
             api_version=1,
         )
     ]
