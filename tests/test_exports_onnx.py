@@ -5,8 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from onnxruntime import InferenceSession
+from safetensors.numpy import load_file, save_file
 
 import linnet
+from linnet.errors import CheckpointError
 from linnet.plugins.interfaces import LoadOptions
 from linnet.runtime.load import bind
 from linnet.spec.types import DType
@@ -26,6 +28,19 @@ def test_onnx_of_every_family(name: str, dialect: str, tmp_path: Path) -> None:
     back = bind(tmp_path / "onnx")
     for path, parameter in model.parameters.items():
         assert np.array_equal(back.parameters[path].read(), parameter.read()), path
+
+
+@pytest.mark.parametrize("dtype", ["f32", "int8", "int4"])
+def test_a_damaged_weight_of_a_transposed_family_is_named(dtype: str, tmp_path: Path) -> None:
+    name = "transformer.h.0.mlp.c_fc.weight"
+    random_model("gpt2", tmp_path / "source")
+    file = tmp_path / "source" / "model.safetensors"
+    tensors = load_file(file)
+    tensors[name][0, 0] = np.nan
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=rf"{name} has 1 of \d+ values"):
+        linnet.onnx.export(bind(tmp_path / "source"), tmp_path / "onnx", dtype=dtype)
+    assert not (tmp_path / "onnx").exists()
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])

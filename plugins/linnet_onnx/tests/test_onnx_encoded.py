@@ -39,6 +39,15 @@ def test_decoding_is_off_by_half_a_step(rows: int, width: int, bits: int, seed: 
     assert np.abs(decode(*again, width) - back).max() <= steps.max() * (1e-5 if bits == 8 else 1.0)
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_largest_numbers_have_finite_scales(bits: int) -> None:
+    values = np.array([[3e38, -3e38, 1e38] + [0.0] * 40], np.float32)
+    codes, scales, zeros = encode(values, bits)
+    back = decode(codes, scales, zeros, values.shape[1])
+    assert np.isfinite(back).all()
+    assert np.abs(back - values).max() <= scales.max()
+
+
 @pytest.fixture(scope="module", params=["int8", "int4"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tied model's, whose embedding lies there in f32 and, as the head, in blocks."""
@@ -65,7 +74,8 @@ def test_a_folder_is_read_back_wherever_it_lies(own: Path) -> None:
     model = load(own)
     dtype = json.loads((own / "linnet-onnx.json").read_text())["dtype"]
     assert model.checkpoint.format == "onnx-blocks"
-    assert f"matrices in {dtype} blocks of 32" in model.checkpoint.notes[0]
+    # The head, which beside int4 is in int8, is read as the embedding.
+    assert model.checkpoint.notes == (f"matrices in {dtype} blocks of 32, read as f32",)
     assert model.checkpoint.text.tokenizer == f0_text().tokenizer
     assert model.parameters["model.embed_tokens.weight"].read().shape == (136, 48)
     tokens = tokens_of(1, 40)
@@ -77,6 +87,9 @@ def test_a_folder_is_read_back_wherever_it_lies(own: Path) -> None:
 
 def test_the_file_itself_can_be_named(own: Path) -> None:
     assert load(own / "model.blocks").checkpoint.location == own
+    shutil.copy(own / "model.blocks", own / "other.blocks")
+    with pytest.raises(CheckpointError, match=r"other\.blocks: only model\.blocks is known"):
+        load(own / "other.blocks")
 
 
 def rewrite(own: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -103,14 +116,21 @@ NAME = "model.layers.1.mlp.up_proj.weight"
         (lambda m: m["blocks"][NAME].update(shape=[1 << 60, 1 << 60]), "are uint8"),
         (lambda m: m["blocks"].update(ghost=m["blocks"][NAME]), "has no ghost.int"),
         (lambda m: m["blocks"].pop(NAME), "not used"),
+        (lambda m: m["blocks"][NAME].update(shape=[True, 48]), r"\[True, 48\]"),
+        (lambda m: m["blocks"][NAME].update(shape=[10**4200, 48]), r"'shape': \[1000"),
+        (lambda m: m["blocks"].update({"x" * 10**6: m["blocks"][NAME]}), "for 'x{80}'"),
+        (lambda m: m["blocks"].update({"\x1b[31m": m["blocks"][NAME]}), r"'\\x1b\[31m'"),
+        (lambda m: m["blocks"][NAME].update(plain=True), f"{NAME} in f32 is missing"),
+        (lambda m: m.update(schema=2), "has the schema '2'; this Linnet reads 1"),
     ],
 )
 def test_a_manifest_that_lies_is_told_so(
     change: Callable[[dict[str, Any]], None], message: str, own: Path
 ) -> None:
     rewrite(own, change)
-    with pytest.raises(LinnetError, match=message):
+    with pytest.raises(LinnetError, match=message) as raised:
         load(own)
+    assert len(str(raised.value)) < 1000
 
 
 def test_files_that_are_not_there_are_named(own: Path) -> None:

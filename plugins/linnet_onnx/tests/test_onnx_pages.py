@@ -1,5 +1,7 @@
 """Which memory is new, and that huge pages hold what small ones did."""
 
+import mmap
+import os
 import sys
 from pathlib import Path
 
@@ -56,9 +58,52 @@ def test_huge_pages_hold_what_small_ones_did() -> None:
     assert [int(array.sum()) for array in arrays] == sums
 
 
+@linux
+def test_a_hole_keeps_no_other_page_small() -> None:
+    """Of 16 huge pages' memory the sixth was never touched."""
+    memory = mmap.mmap(-1, 18 * HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    array = np.frombuffer(memory, np.uint8)
+    start = array.ctypes.data
+    first = -(-start // HUGE) * HUGE
+    memory.madvise(mmap.MADV_NOHUGEPAGE)  # so that touching gives small pages
+    for page in range(16):
+        if page != 5:
+            array[first - start + page * HUGE :][:HUGE:4096] = page
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    granted = use_huge_pages([(first, first + 16 * HUGE)])
+    if not granted:
+        pytest.skip("this system gives no huge pages when they are asked for")
+    assert granted == 15 * HUGE
+    assert [array[first - start + page * HUGE] for page in range(16) if page != 5] == [
+        page for page in range(16) if page != 5
+    ]
+
+
 def huge_bytes() -> int:
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("AnonHugePages"))
+
+
+@linux
+@pytest.mark.parametrize("error", [FileNotFoundError, PermissionError])
+def test_a_system_that_does_not_say_gives_none(
+    error: type[OSError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> bytes:
+        raise error
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert anonymous_memory() == []
+
+
+@linux
+def test_files_of_any_name_may_be_mapped(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/mod\xff"
+    with Path(os.fsdecode(path)).open("wb+") as file:
+        file.write(b"x" * 4096)
+        file.flush()
+        with mmap.mmap(file.fileno(), 4096):
+            assert anonymous_memory()
 
 
 @linux

@@ -14,9 +14,9 @@ from linnet.spec.types import Dim
 if TYPE_CHECKING:
     from linnet.weights.checkpoint import Array
 
-NAMES = {"i32": "int32", "f32": "float32"}
+NUMPY_NAMES = {"i32": "int32", "f32": "float32"}
 """What NumPy calls the dtypes of inputs."""
-MOST = {"temperature": (2 - 2**-23) * 2.0**127, "top_k": 2**31 - 1, "top_p": 1.0, "min_p": 1.0}
+LARGEST = {"temperature": (2 - 2**-23) * 2.0**127, "top_k": 2**31 - 1, "top_p": 1.0, "min_p": 1.0}
 """The largest value of each option of sampling; of a temperature, the largest of f32."""
 
 
@@ -73,7 +73,7 @@ def _check_names(function: Function, inputs: Mapping[str, "Array"]) -> None:
     missing = [name for name in wanted if name not in inputs]
     unknown = [name for name in inputs if name not in wanted]
     told = [
-        f"{what} {', '.join(names)}"
+        f"{what} {', '.join(map(str, names))}"
         for what, names in (("misses", missing), ("does not take", unknown))
         if names
     ]
@@ -92,9 +92,10 @@ def _check_shapes(
             raise RequestError(
                 f"{function.name}: {value.name} is a {type(array).__name__}, not a NumPy array"
             )
-        if array.dtype != NAMES[value.type.dtype]:
+        if array.dtype != NUMPY_NAMES[value.type.dtype]:
             raise RequestError(
-                f"{function.name}: {value.name} is {array.dtype}, not {NAMES[value.type.dtype]}"
+                f"{function.name}: {value.name} is {array.dtype}, not "
+                f"{NUMPY_NAMES[value.type.dtype]}"
             )
         if array.ndim != len(shape):
             raise RequestError(
@@ -125,6 +126,6 @@ def _between(entry: str, name: str, array: "Array", low: float, high: float, wha
 
 def _check_options(entry: str, inputs: Mapping[str, "Array"]) -> None:
     """The options of sampling; an idle row may leave them all at zero."""
-    for name, high in MOST.items():
+    for name, high in LARGEST.items():
         if name in inputs:
             _between(entry, name, inputs[name], 0, high, "values")

@@ -34,9 +34,11 @@ def _open(path: Path) -> Checkpoint:
 
 
 def with_files_beside(
-    folder: Path, format: str, tensors: Mapping[str, StoredTensor], notes: Sequence[str] = ()
+    folder: Path, kind: str, tensors: Mapping[str, StoredTensor], notes: Sequence[str] = ()
 ) -> Checkpoint:
     """Tensors in the Transformers dialect, with the config and text files of their folder.
+
+    ``kind`` is the name of the format.
 
     Raises CheckpointError for a config that is missing, and for files that are damaged.
     """
@@ -51,7 +53,7 @@ def with_files_beside(
         stated = " and ".join(f"{name} {value}" for name, value in dtypes.items())
         found.append(f"config.json states {stated}: the type that tensors are stored in counts")
     text = _text(folder, found)
-    return Checkpoint(folder, format, config, tensors, text, tuple(found))
+    return Checkpoint(folder, kind, config, tensors, text, tuple(found))
 
 
 def _file(path: Path) -> dict[str, StoredTensor]:

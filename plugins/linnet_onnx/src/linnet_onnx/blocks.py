@@ -5,6 +5,7 @@ A value is ``(q - zero) * scale``, with one scale and one zero for each block: `
 Norms, biases and embeddings stay floats; beside ``int4``, the head, which decides most, is int8.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 
@@ -36,7 +37,7 @@ def encode(values: Array, bits: int) -> tuple[Array, Array, Array | None]:
         zeros = np.full(scales.shape, 128, np.float32)
     else:
         least, most = (np.minimum(blocks.min(-1), 0), np.maximum(blocks.max(-1), 0))
-        scales = (most - least) / 15
+        scales = most / 15 - least / 15  # the difference itself may be more than f32 holds
         zeros = np.rint(-least / np.where(scales == 0, 1, scales))
     steps = blocks / np.where(scales == 0, 1, scales)[..., None]
     codes = np.clip(np.rint(steps) + zeros[..., None], 0, 2**bits - 1).astype(np.uint8)
@@ -53,7 +54,8 @@ def decode(codes: Array, scales: Array, zeros: Array | None, width: int) -> Arra
     else:
         numbers = _apart(codes).astype(np.float32)
         numbers -= _apart(zeros)[:, : scales.shape[1], None]
-    numbers *= scales[..., None]
+    with np.errstate(over="ignore", invalid="ignore"):  # scales of a damaged file
+        numbers *= scales[..., None]
     return np.ascontiguousarray(numbers.reshape(len(codes), -1)[:, :width])
 
 
@@ -66,6 +68,18 @@ def _pairs(codes: Array) -> Array:
     if codes.shape[-1] % 2:
         codes = np.concatenate([codes, np.zeros((*codes.shape[:-1], 1), np.uint8)], -1)
     return np.ascontiguousarray(codes[..., 0::2] | (codes[..., 1::2] << 4))
+
+
+def names(path: str, bits: int) -> tuple[str, ...]:
+    """What the codes, scales and perhaps zeros of a matrix are called."""
+    name = f"{path}.int{bits}"
+    return (name, f"{name}.scales", f"{name}.zeros")[: 3 if bits == 4 else 2]
+
+
+def matrix_of(name: str) -> tuple[str, int] | None:
+    """Path and bits of the matrix whose codes are called so; None for other names."""
+    found = re.fullmatch(r"(.+)\.int([48])", name)
+    return None if found is None else (found[1], int(found[2]))
 
 
 def product(encoding: str, head: str | None) -> Special:
@@ -97,10 +111,7 @@ def product(encoding: str, head: str | None) -> Special:
 
 
 def stored_parts(path: str, n: int, k: int, bits: int, read: Callable[[], Array]) -> list[Stored]:
-    """Codes, scales and perhaps zeros of one matrix, encoded once for all of them.
-
-    They are called ``PATH.int4``, ``PATH.int4.scales`` and ``PATH.int4.zeros``.
-    """
+    """Codes, scales and perhaps zeros of one matrix, encoded once for all of them."""
     count = -(-k // BLOCK)
 
     @cache
@@ -119,12 +130,10 @@ def stored_parts(path: str, n: int, k: int, bits: int, read: Callable[[], Array]
 
         return read_part
 
-    name = f"{path}.int{bits}"
+    codes, scales, *zeros = names(path, bits)
     u8, f32 = ir.DataType.UINT8, ir.DataType.FLOAT
     stored = [
-        Stored(name, u8, (n, count, BLOCK * bits // 8), part(0)),
-        Stored(f"{name}.scales", f32, (n, count), part(1)),
+        Stored(codes, u8, (n, count, BLOCK * bits // 8), part(0)),
+        Stored(scales, f32, (n, count), part(1)),
     ]
-    if bits == 4:
-        stored.append(Stored(f"{name}.zeros", u8, (n, -(-count // 2)), part(2)))
-    return stored
+    return stored + [Stored(name, u8, (n, -(-count // 2)), part(2)) for name in zeros]

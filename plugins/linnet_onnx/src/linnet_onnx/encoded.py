@@ -3,18 +3,18 @@
 The file is laid out as safetensors are, and called otherwise because only this module knows what it
 means. A matrix NAME of the Transformers dialect lies in it as ``NAME.int4``, ``NAME.int4.scales``
 and ``NAME.int4.zeros``, or as ``NAME.int8`` and its scales; every other tensor under its own name,
-in f32; what graphs read otherwise than the dialect has it, as ``graph.NAME``. The manifest lists
-the matrices.
+in f32, and so is an embedding whose other use, a tied head, is in blocks; what graphs read
+otherwise than the dialect has it, as ``graph.NAME``. The manifest lists the matrices.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from linnet.errors import CheckpointError
+from linnet.errors import CheckpointError, UnavailableError
 from linnet.spec.program import Program
 from linnet.spec.types import DType
 from linnet.weights.binding import BoundModel, BoundParameter, stored_tensors
@@ -24,8 +24,17 @@ from linnet.weights.folder import with_files_beside
 from linnet.weights.paths import inside
 from linnet.weights.safetensors import read_file
 from linnet.weights.strict_json import read_json
-from linnet_onnx.blocks import BITS, BLOCK, decode, stored_parts
-from linnet_onnx.files import BLOCKS, MANIFEST, Place, place_of, places, write_read_once
+from linnet_onnx.blocks import BITS, BLOCK, decode, matrix_of, names, stored_parts
+from linnet_onnx.files import (
+    BLOCKS,
+    MANIFEST,
+    SCHEMA,
+    Place,
+    holds,
+    place_of,
+    places,
+    write_read_once,
+)
 from linnet_onnx.graph import KINDS, Stored
 
 GRAPH = "graph."
@@ -39,47 +48,46 @@ def write_blocks(
     """Write ``model.blocks``: where graphs find what they read, and the manifest's matrices.
 
     ``stored`` are the tensors that graphs of ``program`` read, by name. Raises CheckpointError for
-    values that are not finite.
+    values that are not finite, UnavailableError for a family that stores matrices in a way of its
+    own.
     """
     joined = {p.path: p.parts or (p.path,) for p in program.parameters}
-    parts: dict[str, tuple[str, ...]] = {}
-    pieces: list[Stored] = []
-    listed: Listed = {}
     carried = stored_tensors(model)
-    for name in stored:
-        found = re.fullmatch(r"(.+)\.int([48])", name)
-        if found is None:
-            continue
-        path, bits = found[1], int(found[2])
-        for part in joined[path]:
-            pieces += _matrix(model.parameters[part], bits)
-            listed[part] = _describe(model.parameters[part], carried[part], bits)
-        for kind in ("", ".scales", ".zeros")[: 3 if bits == 4 else 2]:
-            parts[name + kind] = tuple(f"{part}.int{bits}{kind}" for part in joined[path])
-    plain = [name for name in stored if name not in parts]
-    order = [part for name in plain for part in joined[name]]
-    order = [
-        path for path in dict.fromkeys([*order, *carried]) if path not in listed or path in order
+    encoded: dict[str, int] = {}
+    parts: dict[str, tuple[str, ...]] = {}
+    for found in filter(None, map(matrix_of, stored)):
+        path, bits = found
+        encoded |= dict.fromkeys(joined[path], bits)
+        pieces = [names(part, bits) for part in joined[path]]
+        parts |= zip(names(path, bits), zip(*pieces, strict=True), strict=True)
+    blocks = [name for group in parts.values() for name in group]
+
+    floats = [name for name in stored if name not in parts]
+    read = dict.fromkeys(part for name in floats for part in joined[name])
+    kept = [
+        path for path in dict.fromkeys([*read, *carried]) if path in read or path not in encoded
     ]
-    same = set()
-    for path in order:
-        parameter, tensor = model.parameters[path], carried[path]
-        pieces.append(_plain(path, tensor))
-        if tensor.read is parameter.read or np.array_equal(tensor.read(), parameter.read()):
-            same.add(path)
-    for name in plain:
+    tensors = [_plain(path, carried[path]) for path in kept]
+    same = {path for path in kept if holds(carried[path], model.parameters[path])}
+    for name in floats:
         parts[name] = joined[name]
         if not same.issuperset(joined[name]):
             parts[name] = (GRAPH + name,)
-            s = stored[name]
-            pieces.append(Stored(GRAPH + name, s.kind, s.shape, s.read))
-            order.append(GRAPH + name)
-    order += [piece for name in parts if name not in plain for piece in parts[name]]
-    write_read_once(pieces, order, folder / BLOCKS)
-    known = places(folder)
-    where = {name: place_of(s, parts[name], known) for name, s in stored.items()}
-    assert all(where.values()), [name for name, place in where.items() if place is None]
-    return {name: place for name, place in where.items() if place is not None}, listed
+            tensors.append(replace(stored[name], name=GRAPH + name))
+    order = [tensor.name for tensor in tensors] + blocks
+    listed = {
+        path: _describe(model.parameters[path], carried[path], bits, path in read)
+        for path, bits in encoded.items()
+    }
+    tensors += [t for path, bits in encoded.items() for t in _matrix(model.parameters[path], bits)]
+    write_read_once(tensors, order, folder / BLOCKS)
+
+    known, where = places(folder), {}
+    for name, tensor in stored.items():
+        place = place_of(tensor, parts[name], known)
+        assert place is not None, name
+        where[name] = place
+    return where, listed
 
 
 def _matrix(parameter: BoundParameter, bits: int) -> list[Stored]:
@@ -97,12 +105,21 @@ def _plain(path: str, tensor: StoredTensor) -> Stored:
     return Stored(path, KINDS[DType.F32], tensor.shape, read)
 
 
-def _describe(parameter: BoundParameter, tensor: StoredTensor, bits: int) -> dict[str, Any]:
-    transposed = False
-    if tensor.read is not parameter.read:
-        transposed = np.array_equal(tensor.read().T, parameter.read())
-        assert transposed, f"{parameter.path} is stored in a way that blocks cannot be"
-    return {"bits": bits, "shape": list(parameter.shape), "transposed": transposed}
+def _describe(
+    parameter: BoundParameter, tensor: StoredTensor, bits: int, plain: bool
+) -> dict[str, Any]:
+    transposed = not holds(tensor, parameter)
+    if transposed and not np.array_equal(tensor.read().T, parameter.read(), equal_nan=True):
+        raise UnavailableError(
+            f"{parameter.path} is stored in a way that blocks are not: export it in f32, f16 or "
+            "bf16"
+        )
+    return {
+        "bits": bits,
+        "shape": list(parameter.shape),
+        "transposed": transposed,
+        "plain": plain,
+    }
 
 
 class BlocksFormat:
@@ -110,64 +127,100 @@ class BlocksFormat:
 
     def open(self, path: Path) -> Checkpoint:
         """Raises CheckpointError for whatever is missing, damaged or outside the folder."""
-        folder = path if path.is_dir() else path.parent
-        manifest = inside(folder, MANIFEST)
-        listed = read_json(manifest).get("blocks")
-        if not isinstance(listed, dict) or not listed:
+        try:
+            return _open(path)
+        except OSError as error:
+            where = error.filename or path
+            raise CheckpointError(f"{where}: cannot be read: {error.strerror or error}") from None
+
+
+def _open(path: Path) -> Checkpoint:
+    folder = path
+    if not path.is_dir():
+        folder = path.parent
+        if path.name != BLOCKS:
+            raise CheckpointError(f"{path}: only {BLOCKS} is known to be weights in blocks")
+    manifest, file = inside(folder, MANIFEST), inside(folder, BLOCKS)
+    table = read_json(manifest)
+    if table.get("schema") != SCHEMA:
+        raise CheckpointError(
+            f"{manifest}: has the schema {str(table.get('schema'))[:20]!r}; this Linnet reads "
+            f"{SCHEMA}"
+        )
+    listed = table.get("blocks")
+    if not isinstance(listed, dict) or not listed:
+        raise CheckpointError(f"{manifest}: lists no matrices in blocks; export the model again")
+    held = read_file(file)
+    tensors = {name: t for name, t in held.items() if not name.startswith(GRAPH)}
+    for name, entry in listed.items():
+        matrix = _entry(manifest, name, entry)
+        pieces = list(_pieces(file, held, name, matrix))
+        for piece in pieces:
+            tensors.pop(piece.name, None)
+        if matrix.plain != (name in held):
+            there = "is there" if name in held else "is missing"
             raise CheckpointError(
-                f"{manifest}: lists no matrices in blocks; export the model again"
+                f"{file}: {name} in f32 {there}, and {MANIFEST} says otherwise; export the model "
+                "again"
             )
-        file = inside(folder, BLOCKS)
-        held = read_file(file)
-        matrices, used = {}, set[str]()
-        for name, entry in listed.items():
-            bits, shape, transposed = _entry(manifest, name, entry)
-            pieces = list(_pieces(file, held, name, bits, shape))
-            used.update(piece.name for piece in pieces)
-            matrices[name] = _decoded(name, pieces, bits, shape, transposed)
-        plain = {
-            name: tensor
-            for name, tensor in held.items()
-            if name not in used and not name.startswith(GRAPH)
-        }
-        kinds = " and ".join(sorted({tensor.encoding or "" for tensor in matrices.values()}))
-        # An embedding that is the head, too, lies there in both ways.
-        note = f"matrices in {kinds}, read as f32"
-        return with_files_beside(folder, "onnx-blocks", {**matrices, **plain}, [note])
+        if not matrix.plain:
+            tensors[name] = _decoded(name, pieces, matrix)
+    kinds = sorted({tensor.encoding for tensor in tensors.values() if tensor.encoding})
+    notes = [f"matrices in {' and '.join(kinds)}, read as f32"] if kinds else []
+    return with_files_beside(folder, "onnx-blocks", tensors, notes)
 
 
-def _entry(manifest: Path, name: str, entry: Any) -> tuple[int, tuple[int, int], bool]:
+class _Matrix(NamedTuple):
+    """What the manifest says of one; ``plain`` is whether it is there in f32 as well.
+
+    As an embedding is whose other use, the head, is in blocks: f32 is what is read then.
+    """
+
+    bits: int
+    rows: int
+    width: int
+    transposed: bool
+    plain: bool
+
+
+def _entry(manifest: Path, name: str, entry: Any) -> _Matrix:
     match entry:
-        case {"bits": int(bits), "shape": [int(rows), int(width)], "transposed": bool(transposed)}:
-            if bits in BITS.values() and rows > 0 and width > 0:
-                return bits, (rows, width), transposed
-    raise CheckpointError(f"{manifest}: blocks has {str(entry)[:80]} for {name[:80]!r}")
+        case {
+            "bits": int(bits),
+            "shape": [int(rows), int(width)],
+            "transposed": bool(transposed),
+            "plain": bool(plain),
+        } if name.isprintable() and len(name) < 1024:
+            sizes = all(type(size) is int and 0 < size < 1 << 63 for size in (rows, width))
+            if sizes and bits in BITS.values():
+                return _Matrix(bits, rows, width, transposed, plain)
+    raise CheckpointError(f"{manifest}: blocks has {repr(entry)[:100]} for {name[:80]!r}")
 
 
 def _pieces(
-    file: Path, held: Mapping[str, StoredTensor], name: str, bits: int, shape: Sequence[int]
+    file: Path, held: Mapping[str, StoredTensor], name: str, matrix: _Matrix
 ) -> Iterator[StoredTensor]:
-    rows, width = shape
-    for wanted in stored_parts(name, rows, width, bits, lambda: np.empty(0, np.float32)):
+    rows, width = matrix.rows, matrix.width
+    for wanted in stored_parts(name, rows, width, matrix.bits, lambda: np.empty(0, np.float32)):
         there = held.get(wanted.name)
         if there is None:
             raise CheckpointError(f"{file}: has no {wanted.name}; export the model again")
         if KINDS[there.dtype] is not wanted.kind or there.shape != wanted.shape:
             raise CheckpointError(
                 f"{file}: {there.name} is {there.dtype}{list(there.shape)}; blocks of {BLOCK} of a "
-                f"matrix {list(shape)} are {wanted.kind.name.lower()}{list(wanted.shape)}"
+                f"matrix [{rows}, {width}] are {wanted.kind.name.lower()}{list(wanted.shape)}"
             )
         yield there
 
 
-def _decoded(
-    name: str, pieces: Sequence[StoredTensor], bits: int, shape: tuple[int, int], transposed: bool
-) -> StoredTensor:
+def _decoded(name: str, pieces: Sequence[StoredTensor], matrix: _Matrix) -> StoredTensor:
     def read() -> Array:
         codes, scales, *zeros = (piece.read() for piece in pieces)
-        values = decode(codes, scales, zeros[0] if zeros else None, shape[1])
-        return np.ascontiguousarray(values.T) if transposed else values
+        values = decode(codes, scales, zeros[0] if zeros else None, matrix.width)
+        return np.ascontiguousarray(values.T) if matrix.transposed else values
 
-    encoding = f"int{bits} blocks of {BLOCK}"
-    stored = shape[::-1] if transposed else shape
-    return StoredTensor(name, stored, DType.F32, read, encoding)
+    shape = (matrix.rows, matrix.width)
+    encoding = f"int{matrix.bits} blocks of {BLOCK}"
+    return StoredTensor(
+        name, shape[::-1] if matrix.transposed else shape, DType.F32, read, encoding
+    )

@@ -40,7 +40,8 @@ bound tells a changed one from a broken one."""
 
 
 class OnnxExporter:
-    """Writes ``NAME.onnx`` for each graph, ``model.safetensors``, and ``linnet-onnx.json``.
+    """Writes ``NAME.onnx`` for each graph, ``model.safetensors`` (``model.blocks`` of weights in
+    blocks), and ``linnet-onnx.json``.
 
     Options: ``dtype``, f32, f16 or bf16, as the matrices are stored when left out, or int8 or int4
     for weights in blocks; ``dialect``, ``standard`` (ONNX's own operators, a graph for each entry)
@@ -79,7 +80,7 @@ class OnnxExporter:
             for name, graph in graphs.items():
                 files.write_graph(graph, name, where, beside)
             manifest = {
-                "schema": 1,
+                "schema": files.SCHEMA,
                 "dialect": dialect,
                 "dtype": dtype,
                 "opset": max(graph.opset for graph in graphs.values()),

@@ -21,15 +21,15 @@ import onnx_ir as ir
 
 from linnet.spec.program import Program
 from linnet.spec.types import DType
-from linnet.weights.binding import BoundModel, stored_tensors
-from linnet.weights.checkpoint import Array
+from linnet.weights.binding import BoundModel, BoundParameter, stored_tensors
+from linnet.weights.checkpoint import Array, StoredTensor
 from linnet.weights.dtypes import cast, finite
 from linnet.weights.mapped import OneAtATime
 from linnet.weights.safetensors import SINGLE, Entry, write_file, write_text
 from linnet_onnx.graph import KINDS, Graph, Stored
 
 OWN, BLOCKS = "graph.safetensors", "model.blocks"
-MANIFEST = "linnet-onnx.json"
+MANIFEST, SCHEMA = "linnet-onnx.json", 1
 TYPES = {kind: dtype for dtype, kind in KINDS.items() if dtype is not DType.U32}
 
 
@@ -63,11 +63,16 @@ def write_checkpoint(model: BoundModel, program: Program, dtype: DType, folder: 
                 lambda r=read, p=path: finite(cast(r(), dtype, p), p),  # type: ignore[misc]
             )
         )
-        if tensor.read is parameter.read or np.array_equal(tensor.read(), parameter.read()):
+        if holds(tensor, parameter):
             same.add(path)
     write_file(folder / SINGLE, entries)
     stream.close()
     return same
+
+
+def holds(tensor: StoredTensor, parameter: BoundParameter) -> bool:
+    """Whether a tensor of the checkpoint has a parameter's values as the program has them."""
+    return tensor.read is parameter.read or np.array_equal(tensor.read(), parameter.read())
 
 
 def write_read_once(stored: Sequence[Stored], order: Sequence[str], path: Path) -> None:

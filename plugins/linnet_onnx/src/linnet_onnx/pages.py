@@ -6,7 +6,6 @@ its weights are there, and the system copies them over.
 """
 
 import ctypes
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,15 +21,17 @@ Ranges = list[tuple[int, int]]
 def anonymous_memory() -> Ranges:
     """From where to where this process has writable memory that is of no file, in order.
 
-    None on other systems than Linux.
+    Empty where the system does not say so: anywhere but on Linux, or without ``/proc``.
     """
-    if sys.platform != "linux":
+    try:
+        lines = Path("/proc/self/maps").read_bytes().splitlines()
+    except OSError:
         return []
     ranges = []
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in lines:
         place, rights, _, _, inode, *name = line.split()
-        if rights == "rw-p" and inode == "0" and name in ([], ["[heap]"]):
-            start, end = (int(number, 16) for number in place.split("-"))
+        if rights == b"rw-p" and inode == b"0" and name in ([], [b"[heap]"]):
+            start, end = (int(number, 16) for number in place.split(b"-"))
             ranges.append((start, end))
     return ranges
 
@@ -57,13 +58,21 @@ def use_huge_pages(ranges: Sequence[tuple[int, int]]) -> int:
     What the system refuses, or does not know of, stays as it is: the values are the same. Nothing
     is asked of a system whose huge pages are turned off.
     """
-    if not ranges or not SETTING.exists() or "[never]" in SETTING.read_text():
+    if not ranges or _turned_off():
         return 0
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     total = 0
     for start, end in ranges:
-        first, last = -(-start // HUGE) * HUGE, end // HUGE * HUGE
-        if first < last and madvise(first, last - first, COLLAPSE) == 0:
-            total += last - first
+        # One after the other: at one that it cannot have, the system leaves the rest as it is.
+        for page in range(-(-start // HUGE) * HUGE, end // HUGE * HUGE, HUGE):
+            if madvise(page, HUGE, COLLAPSE) == 0:
+                total += HUGE
     return total
+
+
+def _turned_off() -> bool:
+    try:
+        return "[never]" in SETTING.read_text()
+    except OSError:
+        return True

@@ -32,7 +32,7 @@ def linnet_register_formats() -> list[Format]:
             name="onnx-blocks",
             target="linnet_onnx.encoded:BlocksFormat",
             suffixes=(".blocks",),
-            markers=("*.blocks",),
+            markers=("model.blocks",),
             api_version=1,
         )
     ]

@@ -108,11 +108,10 @@ class OrtSession:
             if value.name in pasts
         }
         provider = provide(step.graph, shapes)
-        before = anonymous_memory()
+        on_cpu = granted.device == "cpu"
+        before = anonymous_memory() if on_cpu else []
         self._step: ort.InferenceSession | None = self._start("step", step.graph, provider)
-        huge = 0
-        if granted.device == "cpu":
-            huge = use_huge_pages(added(anonymous_memory(), before))
+        huge = use_huge_pages(added(anonymous_memory(), before)) if on_cpu else 0
         kinds = {value.name: value.type for value in self._step.get_inputs()}
         self._caches = Caches(
             {name: (kinds[name], shape) for name, shape in shapes.items()},
