@@ -74,14 +74,17 @@ def cast(array: Array, dtype: DType, name: str) -> Array:
     return _cast(array, dtype, name).view(numpy_dtype(dtype)).reshape(array.shape)
 
 
+def raw_bytes(array: Array) -> Array:
+    """The bytes of an array, u8 ``[nbytes]``: a view of it if it is contiguous, else of a copy."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
 def cast_bytes(array: Array, dtype: DType, name: str) -> Array:
     """The bytes, u8 ``[nbytes]``, of what ``cast`` gives: for who writes them and no more.
 
     Finite f32 becomes bf16 without ``ml_dtypes``. Raises CheckpointError as ``cast`` does.
     """
-    same = dtype_of(array.dtype) is dtype
-    values = np.ascontiguousarray(array).reshape(-1) if same else _cast(array, dtype, name)
-    return values.view(np.uint8)
+    return raw_bytes(array if dtype_of(array.dtype) is dtype else _cast(array, dtype, name))
 
 
 def finite(values: Array, name: str) -> Array:

@@ -3,7 +3,8 @@
 import numpy as np
 
 from linnet.errors import BindingError
-from linnet.weights.checkpoint import Array, Checkpoint, StoredTensor
+from linnet.weights.checkpoint import Checkpoint, StoredTensor
+from linnet.weights.dtypes import raw_bytes
 
 _CHUNK = 1 << 24  # bytes compared at a time
 
@@ -59,15 +60,11 @@ def _equal(one: StoredTensor, other: StoredTensor) -> bool:
     """Equal to the bit: NaNs and the sign of zero included."""
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         return False
-    a, b = _bytes(one.read()), _bytes(other.read())
+    a, b = raw_bytes(one.read()), raw_bytes(other.read())
     return all(
         np.array_equal(a[start : start + _CHUNK], b[start : start + _CHUNK])
         for start in range(0, a.size, _CHUNK)
     )
-
-
-def _bytes(values: Array) -> Array:
-    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
 
 def _type(tensor: StoredTensor) -> str:

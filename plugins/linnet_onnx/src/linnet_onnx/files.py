@@ -23,7 +23,7 @@ from linnet.spec.program import Program
 from linnet.spec.types import DType
 from linnet.weights.binding import BoundModel, BoundParameter, stored_tensors
 from linnet.weights.checkpoint import Array, StoredTensor
-from linnet.weights.dtypes import cast, finite
+from linnet.weights.dtypes import cast, finite, raw_bytes
 from linnet.weights.mapped import OneAtATime
 from linnet.weights.safetensors import SINGLE, Entry, write_file, write_text
 from linnet_onnx.graph import KINDS, Graph, Stored
@@ -85,8 +85,8 @@ def write_read_once(stored: Sequence[Stored], order: Sequence[str], path: Path) 
         entries = {}
         for s in stored:
             start = spool.tell()
-            values = np.ascontiguousarray(s.read())
-            spool.write(values.reshape(-1).view(np.uint8).data)
+            values = s.read()
+            spool.write(raw_bytes(values).data)
             read = partial(_again, spool, start, values.dtype, s.shape)
             entries[s.name] = Entry(s.name, TYPES[s.kind], s.shape, read)
             del values

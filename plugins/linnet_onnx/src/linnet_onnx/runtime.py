@@ -16,6 +16,7 @@ import onnxruntime as ort
 
 from linnet.errors import UnavailableError
 from linnet.weights.checkpoint import Array
+from linnet.weights.dtypes import raw_bytes
 from linnet_onnx.graph import WEIGHTS, Graph, Stored
 from linnet_onnx.support import PROVIDERS
 
@@ -66,7 +67,7 @@ def _write(stored: Sequence[Stored], path: Path) -> list[int]:
             for tensor in stored:
                 starts.append(end)
                 file.seek(end)
-                values = np.ascontiguousarray(tensor.read()).reshape(-1).view(np.uint8)
+                values = raw_bytes(tensor.read())
                 assert values.nbytes == tensor.nbytes, tensor.name
                 file.write(values.data)
                 end += -(-tensor.nbytes // PAGE) * PAGE

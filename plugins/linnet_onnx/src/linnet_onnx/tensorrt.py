@@ -18,6 +18,7 @@ from linnet.errors import UnavailableError
 from linnet.nest.sources import cache_root
 from linnet.plugins.interfaces import Session
 from linnet.weights.checkpoint import Array
+from linnet.weights.dtypes import raw_bytes
 
 PROVIDER = "TensorrtExecutionProvider"
 ALLOW = "LINNET_TENSORRT_FAR"
@@ -59,7 +60,7 @@ def engine_key(
     for name in sorted(weights):
         array = weights[name]()
         add(f"{name} {array.dtype} {array.shape}".encode())
-        add(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        add(raw_bytes(array).data)
     for fact in facts:
         add(fact.encode())
     return digest.hexdigest()[:32]
