@@ -30,6 +30,19 @@ def test_onnx_of_every_family(name: str, dialect: str, tmp_path: Path) -> None:
         assert np.array_equal(back.parameters[path].read(), parameter.read()), path
 
 
+@pytest.mark.parametrize(("dtype", "kl"), [("f32", 1e-9), ("int8", 6e-3), ("int4", 0.4)])
+def test_the_real_model_in_onnx_runtime(
+    dtype: str, kl: float, smollm2_path: Path, tmp_path: Path
+) -> None:
+    """Within the bounds that an export has to hold, and near what was measured."""
+    artifact = linnet.onnx.export(
+        bind(smollm2_path), tmp_path / "out", dtype=dtype, dialect="ort", verify=True
+    )
+    assert artifact.verification is not None
+    assert artifact.verification["distance"]["kl"] < kl
+    assert artifact.verification["texts"]["differing"] == []
+
+
 @pytest.mark.parametrize("dtype", ["f32", "int8", "int4"])
 def test_a_damaged_weight_of_a_transposed_family_is_named(dtype: str, tmp_path: Path) -> None:
     name = "transformer.h.0.mlp.c_fc.weight"
