@@ -226,6 +226,10 @@ def test_every_matrix_is_encoded_once_and_then_let_go(
     linnet.onnx.export(f0, tmp_path / "out", dtype=dtype, verify=True)
     assert len(made) == 3 * 7 + 1
     assert max(alive) <= 1
+    files = [path.name for path in (tmp_path / "out").iterdir()]
+    assert [name for name in files if name.endswith((".safetensors", ".blocks"))] == [
+        "model.blocks"
+    ]
 
 
 def test_what_f16_cannot_hold_is_named(tmp_path: Path) -> None:

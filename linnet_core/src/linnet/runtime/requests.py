@@ -88,26 +88,20 @@ def _check_shapes(
     sizes: dict[Dim, int] = dict(known)
     for value in function.inputs:
         array, shape = inputs[value.name], value.type.shape
+        what = f"{function.name}: {value.name}"
         if not isinstance(array, np.ndarray):
-            raise RequestError(
-                f"{function.name}: {value.name} is a {type(array).__name__}, not a NumPy array"
-            )
+            raise RequestError(f"{what} is a {type(array).__name__}, not a NumPy array")
         if array.dtype != NUMPY_NAMES[value.type.dtype]:
-            raise RequestError(
-                f"{function.name}: {value.name} is {array.dtype}, not "
-                f"{NUMPY_NAMES[value.type.dtype]}"
-            )
+            raise RequestError(f"{what} is {array.dtype}, not {NUMPY_NAMES[value.type.dtype]}")
         if array.ndim != len(shape):
-            raise RequestError(
-                f"{function.name}: {value.name} has the shape {array.shape}, not {_shape(shape)}"
-            )
+            raise RequestError(f"{what} has the shape {array.shape}, not {_shape(shape)}")
         for axis, (dim, size) in enumerate(zip(shape, array.shape, strict=True)):
             want = sizes.setdefault(dim, size) if isinstance(dim, str) else dim
             if size != want or size == 0:
                 need = "1 or more" if size == want else want
                 raise RequestError(
-                    f"{function.name}: {value.name} has the shape {array.shape}, not "
-                    f"{_shape(shape)}: axis {axis} is {size}, and must be {need}"
+                    f"{what} has the shape {array.shape}, not {_shape(shape)}: axis {axis} is "
+                    f"{size}, and must be {need}"
                 )
 
 

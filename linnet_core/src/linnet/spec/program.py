@@ -70,6 +70,11 @@ class Parameter:
     tied_to: str | None = None
     parts: tuple[str, ...] = ()
 
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The checkpoint's tensors that hold its values: its parts, or the one of its path."""
+        return self.parts or (self.path,)
+
 
 @dataclass(frozen=True)
 class State:

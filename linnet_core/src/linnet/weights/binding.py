@@ -14,7 +14,7 @@ from linnet.errors import BindingError
 from linnet.spec.program import Parameter, Program
 from linnet.spec.types import DType
 from linnet.weights.checkpoint import Array, Checkpoint, StoredTensor
-from linnet.weights.dtypes import cast, finite
+from linnet.weights.dtypes import finite_cast
 from linnet.weights.encodings import Encodings, encoding_of
 
 
@@ -56,10 +56,7 @@ def read_parameter(
 
     Raises CheckpointError for values that the dtype cannot hold, and for NaN or infinity.
     """
-    parts = [
-        finite(cast(parameters[path].read(), dtype, path), path)
-        for path in parameter.parts or (parameter.path,)
-    ]
+    parts = [finite_cast(parameters[path].read(), dtype, path) for path in parameter.tensors]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 

@@ -106,6 +106,11 @@ def finite(values: Array, name: str) -> Array:
     return values
 
 
+def finite_cast(array: Array, dtype: DType, name: str) -> Array:
+    """Another dtype's values, all finite. Raises CheckpointError as ``cast`` and ``finite`` do."""
+    return finite(cast(array, dtype, name), name)
+
+
 def _cast(array: Array, dtype: DType, name: str) -> Array:
     """Another dtype's values, flat; bf16 as its bits, u16."""
     source = dtype_of(array.dtype)

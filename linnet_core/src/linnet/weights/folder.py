@@ -7,7 +7,7 @@ from typing import Any
 
 from linnet.errors import CheckpointError
 from linnet.weights.checkpoint import Checkpoint, StoredTensor, TextFiles
-from linnet.weights.paths import inside
+from linnet.weights.paths import inside, reading
 from linnet.weights.safetensors import INDEX, SINGLE, read_file
 from linnet.weights.strict_json import read_json, read_text
 
@@ -19,11 +19,8 @@ class SafetensorsFormat:
 
     def open(self, path: Path) -> Checkpoint:
         """Raises CheckpointError for whatever is missing, damaged or outside the folder."""
-        try:
+        with reading(path):
             return _open(path)
-        except OSError as error:
-            where = error.filename or path
-            raise CheckpointError(f"{where}: cannot be read: {error.strerror or error}") from None
 
 
 def _open(path: Path) -> Checkpoint:

@@ -44,6 +44,16 @@ def inside(folder: Path, name: str) -> Path:
 
 
 @contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raises CheckpointError, which names the file, for what the system says of reading it."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or path
+        raise CheckpointError(f"{where}: cannot be read: {error.strerror or error}") from None
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of ``path`` when the block ends, or vanishes if it fails.
 

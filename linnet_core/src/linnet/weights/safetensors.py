@@ -20,7 +20,7 @@ from linnet.errors import CheckpointError
 from linnet.spec.types import DType
 from linnet.weights.checkpoint import Array, StoredTensor
 from linnet.weights.dtypes import cast_bytes, dtype_of, numpy_dtype
-from linnet.weights.paths import replacing, settle
+from linnet.weights.paths import reading, replacing, settle
 from linnet.weights.strict_json import loads
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -69,12 +69,9 @@ def read_file(path: Path) -> dict[str, StoredTensor]:
     ``read()`` gives a read-only view of a memory map (a copy where the file does not align the
     tensor), and refuses a file that has changed since.
     """
-    try:
-        with path.open("rb") as file:
-            stamp = _Stamp.of(file)
-            header, start = _read_header(path, file, stamp.size)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
+    with reading(path), path.open("rb") as file:
+        stamp = _Stamp.of(file)
+        header, start = _read_header(path, file, stamp.size)
     tensors: dict[str, StoredTensor] = {}
     spans: list[tuple[int, int, str]] = []
     for name, entry in header.items():
@@ -124,21 +121,16 @@ class _Reader:
         if 0 in self.shape:
             return np.zeros(self.shape, numpy)
         nbytes = math.prod(self.shape) * self.dtype.itemsize
-        try:
-            with self.path.open("rb") as file:
-                now = _Stamp.of(file)
-                if now != self.stamp:
-                    raise CheckpointError(
-                        f"{self.path} has changed since it was opened ({self.stamp.size} bytes "
-                        f"then, {now.size} now); open the model again"
-                    )
-                whole = _MAPS.get((self.path, now))
-                if whole is None:
-                    whole = _MAPS[self.path, now] = np.memmap(file, np.uint8, "r")
-        except OSError as error:
-            raise CheckpointError(
-                f"{self.path}: cannot be read: {error.strerror or error}"
-            ) from None
+        with reading(self.path), self.path.open("rb") as file:
+            now = _Stamp.of(file)
+            if now != self.stamp:
+                raise CheckpointError(
+                    f"{self.path} has changed since it was opened ({self.stamp.size} bytes "
+                    f"then, {now.size} now); open the model again"
+                )
+            whole = _MAPS.get((self.path, now))
+            if whole is None:
+                whole = _MAPS[self.path, now] = np.memmap(file, np.uint8, "r")
         raw = whole[self.offset : self.offset + nbytes]
         values = raw.view(numpy).reshape(self.shape)
         return values if values.flags.aligned else values.copy()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from linnet.errors import CheckpointError
+from linnet.weights.paths import reading
 
 MAX_BYTES = 200 << 20
 """More than any text file of a model; tokenizers with large vocabularies reach tens of MB."""
@@ -42,12 +43,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_text(path: Path) -> str:
     """A UTF-8 file. Raises CheckpointError for anything else."""
-    try:
+    with reading(path):
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise CheckpointError(f"{path}: {size} bytes are too many for a text file of a model")
-        return path.read_bytes().decode()
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
+        data = path.read_bytes()
+    try:
+        return data.decode()
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{path}: not UTF-8: {error}") from None

@@ -19,9 +19,9 @@ from linnet.spec.program import Program
 from linnet.spec.types import DType
 from linnet.weights.binding import BoundModel, BoundParameter, stored_tensors
 from linnet.weights.checkpoint import Array, Checkpoint, StoredTensor
-from linnet.weights.dtypes import cast, finite
+from linnet.weights.dtypes import finite_cast
 from linnet.weights.folder import with_files_beside
-from linnet.weights.paths import inside
+from linnet.weights.paths import inside, reading
 from linnet.weights.safetensors import read_file
 from linnet.weights.strict_json import read_json
 from linnet_onnx.blocks import BITS, BLOCK, decode, matrix_of, names, stored_parts
@@ -51,7 +51,7 @@ def write_blocks(
     values that are not finite, UnavailableError for a family that stores matrices in a way of its
     own.
     """
-    joined = {p.path: p.parts or (p.path,) for p in program.parameters}
+    joined = {p.path: p.tensors for p in program.parameters}
     carried = stored_tensors(model)
     encoded: dict[str, int] = {}
     parts: dict[str, tuple[str, ...]] = {}
@@ -82,7 +82,7 @@ def write_blocks(
     tensors += [t for path, bits in encoded.items() for t in _matrix(model.parameters[path], bits)]
     write_read_once(tensors, order, folder / BLOCKS)
 
-    known, where = places(folder), {}
+    known, where = places(folder / BLOCKS), {}
     for name, tensor in stored.items():
         place = place_of(tensor, parts[name], known)
         assert place is not None, name
@@ -92,7 +92,7 @@ def write_blocks(
 
 def _matrix(parameter: BoundParameter, bits: int) -> list[Stored]:
     def read() -> Array:
-        return finite(cast(parameter.read(), DType.F32, parameter.path), parameter.path)
+        return finite_cast(parameter.read(), DType.F32, parameter.path)
 
     rows, width = parameter.shape
     return stored_parts(parameter.path, rows, width, bits, read)
@@ -100,7 +100,7 @@ def _matrix(parameter: BoundParameter, bits: int) -> list[Stored]:
 
 def _plain(path: str, tensor: StoredTensor) -> Stored:
     def read() -> Array:
-        return finite(cast(tensor.read(), DType.F32, path), path)
+        return finite_cast(tensor.read(), DType.F32, path)
 
     return Stored(path, KINDS[DType.F32], tensor.shape, read)
 
@@ -127,11 +127,8 @@ class BlocksFormat:
 
     def open(self, path: Path) -> Checkpoint:
         """Raises CheckpointError for whatever is missing, damaged or outside the folder."""
-        try:
+        with reading(path):
             return _open(path)
-        except OSError as error:
-            where = error.filename or path
-            raise CheckpointError(f"{where}: cannot be read: {error.strerror or error}") from None
 
 
 def _open(path: Path) -> Checkpoint:

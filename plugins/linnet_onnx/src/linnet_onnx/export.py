@@ -13,7 +13,7 @@ from linnet.verification.engine import Engine, verifier
 from linnet.verification.verify import Bound, save, verify
 from linnet.weights.binding import BoundModel, matrix_dtype
 from linnet.weights.paths import new_folder
-from linnet.weights.safetensors import write_text
+from linnet.weights.safetensors import SINGLE, write_text
 from linnet_onnx import files
 from linnet_onnx.blocks import BITS
 from linnet_onnx.encoded import write_blocks
@@ -67,26 +67,24 @@ class OnnxExporter:
         context = _context(options, model)
         if dtype == "f16":
             refuse_overflow(model)
-        encoded = dtype in BITS
-        floats = DType.F32 if encoded else DType(dtype)
         with new_folder(folder) as beside:
             program, graphs = _graphs(model, dtype, dialect, context)
             files.write_text_side(model, beside)
             stored = {s.name: s for graph in graphs.values() for s in graph.stored}
-            if encoded:
-                where, blocks = write_blocks(model, program, stored, beside)
-            else:
-                where, blocks = _write_floats(model, program, floats, stored, beside), {}
-            for name, graph in graphs.items():
-                files.write_graph(graph, name, where, beside)
-            manifest = {
+            manifest: dict[str, Any] = {
                 "schema": files.SCHEMA,
                 "dialect": dialect,
                 "dtype": dtype,
                 "opset": max(graph.opset for graph in graphs.values()),
                 "max_seq": context if dialect == "ort" else None,
                 "graphs": {name: files.describe(graph) for name, graph in graphs.items()},
-            } | ({"blocks": blocks} if encoded else {})
+            }
+            if dtype in BITS:
+                where, manifest["blocks"] = write_blocks(model, program, stored, beside)
+            else:
+                where = _write_floats(model, program, DType(dtype), stored, beside)
+            for name, graph in graphs.items():
+                files.write_graph(graph, name, where, beside)
             write_text(beside / files.MANIFEST, json.dumps(manifest, indent=1) + "\n")
             verification = None
             if engine is not None:
@@ -116,16 +114,17 @@ def _write_floats(
     model: BoundModel, program: Program, dtype: DType, stored: Mapping[str, Stored], folder: Path
 ) -> dict[str, files.Place]:
     """The checkpoint, and the tensors that graphs cannot read from it: where each lies."""
-    parts = {p.path: p.parts or (p.path,) for p in program.parameters}
+    parts = {p.path: p.tensors for p in program.parameters}
     same = files.write_checkpoint(model, program, dtype, folder)
-    known = {name: place for name, place in files.places(folder).items() if name in same}
-    where = {name: files.place_of(s, parts[name], known) for name, s in stored.items()}
-    others = [name for name, place in where.items() if place is None]
+    known = {n: place for n, place in files.places(folder / SINGLE).items() if n in same}
+    found = {name: files.place_of(s, parts[name], known) for name, s in stored.items()}
+    where = {name: place for name, place in found.items() if place is not None}
+    others = [name for name in stored if name not in where]
     if others:
-        own = [stored[name] for name in others]
-        files.write_read_once(own, others, folder / files.OWN)
-    own_places = files.places(folder)
-    return {name: place or own_places[name] for name, place in where.items()}
+        own = folder / files.OWN
+        files.write_read_once([stored[name] for name in others], others, own)
+        where |= files.places(own)
+    return where
 
 
 def _dtype(options: Mapping[str, Any], model: BoundModel) -> str:

@@ -23,7 +23,7 @@ from linnet.spec.program import Program
 from linnet.spec.types import DType
 from linnet.weights.binding import BoundModel, BoundParameter, stored_tensors
 from linnet.weights.checkpoint import Array, StoredTensor
-from linnet.weights.dtypes import cast, finite, raw_bytes
+from linnet.weights.dtypes import finite_cast, raw_bytes
 from linnet.weights.mapped import OneAtATime
 from linnet.weights.safetensors import SINGLE, Entry, write_file, write_text
 from linnet_onnx.graph import KINDS, Graph, Stored
@@ -49,7 +49,7 @@ def write_checkpoint(model: BoundModel, program: Program, dtype: DType, folder: 
     CheckpointError for values that are not finite, or would not be in ``dtype``.
     """
     stream, stored = OneAtATime(), stored_tensors(model)
-    order = [path for p in program.parameters for path in p.parts or (p.path,)]
+    order = [path for p in program.parameters for path in p.tensors]
     order = [path for path in dict.fromkeys([*order, *stored]) if path in stored]
     entries, same = [], set()
     for path in order:
@@ -60,7 +60,7 @@ def write_checkpoint(model: BoundModel, program: Program, dtype: DType, folder: 
                 path,
                 dtype,
                 tensor.shape,
-                lambda r=read, p=path: finite(cast(r(), dtype, p), p),  # type: ignore[misc]
+                lambda r=read, p=path: finite_cast(r(), dtype, p),  # type: ignore[misc]
             )
         )
         if holds(tensor, parameter):
@@ -99,18 +99,16 @@ def _again(spool: IO[bytes], start: int, dtype: np.dtype[Any], shape: tuple[int,
     return np.frombuffer(data, dtype).reshape(shape)
 
 
-def places(folder: Path) -> dict[str, Place]:
-    """Where each tensor lies, by its name, in the files that were written."""
+def places(path: Path) -> dict[str, Place]:
+    """Where each tensor of a file that was written lies, by its name."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    header.pop("__metadata__", None)
     found = {}
-    for name in (SINGLE, OWN, BLOCKS):
-        if (folder / name).exists():
-            with (folder / name).open("rb") as file:
-                size = int.from_bytes(file.read(8), "little")
-                header = json.loads(file.read(size))
-            for tensor, entry in header.items():
-                if tensor != "__metadata__":
-                    start, end = entry["data_offsets"]
-                    found[tensor] = Place(name, 8 + size + start, end - start)
+    for tensor, entry in header.items():
+        start, end = entry["data_offsets"]
+        found[tensor] = Place(path.name, 8 + size + start, end - start)
     return found
 
 

@@ -54,7 +54,7 @@ def read_weights(
     places = _block([p.shape for p in own], DTYPES[dtype], device)
     tensors: dict[str, torch.Tensor] = {}
     for parameter, tensor in zip(own, places, strict=True):
-        parts = parameter.parts or (parameter.path,)
+        parts = parameter.tensors
         rows = [parameters[part].shape[0] for part in parts] if parameter.parts else [len(tensor)]
         for part, place in zip(parts, torch.split(tensor, rows), strict=True):
             fill(place, parameters[part], dtype)
